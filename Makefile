@@ -1,0 +1,104 @@
+# Every target works on a bare machine with make and python3 >= 3.11 (with venv and pip).
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+LOCKED := $(VENV)/.locked
+STAMP := $(VENV)/.installed
+PROTOS_VENV := .venv-protos
+PROTOS_STAMP := $(PROTOS_VENV)/.installed
+LOCK_VENV := .venv-lock
+LOCK_STAMP := $(LOCK_VENV)/.installed
+
+# Extras that the development environment holds; `codegen` has one of its own (`make protos`).
+EXTRAS := coordinator postgres asyncio uvloop dev
+UV_VERSION := 0.13.9
+
+# The first Python that is new enough and has venv and pip. Choose another one with `make PYTHON=...`.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; \
+	done)
+
+ROUNDS ?= 100
+STORE ?= all
+ARGS ?=
+
+TYPED = $(wildcard coordinator participant_sdk tests examples benchmarks tools)
+
+.PHONY: help setup demo test lint format protos bench chaos lock clean need-python
+
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+
+setup: $(STAMP) ## Build .venv (skipped when it is up to date)
+
+need-python:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "make: no python3 >= 3.11 with venv and pip was found." >&2; \
+		echo "Install Python 3.11 or newer (on Debian and Ubuntu: python3 and python3-venv)," >&2; \
+		echo "or name one: make PYTHON=/path/to/python3.12 setup" >&2; \
+		exit 1; \
+	fi
+
+$(LOCKED): requirements.lock | need-python
+	@echo "Building $(VENV) with $(PYTHON) (about a minute)"
+	@rm -rf $(VENV)
+	@"$(PYTHON)" -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@touch $@
+
+$(STAMP): pyproject.toml $(LOCKED)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP) ## Transfers between two banks, with crashes (DEMO_DIR= keeps the files, TRICORD_STORE= chooses the store)
+	$(BIN)/python -m examples.transfer.demo $(ARGS)
+
+test: $(STAMP) ## Run all tests (ARGS= for pytest)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## Check format, style, types and the contract
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy $(TYPED)
+	$(BIN)/buf lint
+
+format: $(STAMP) ## Format the code and fix what can be fixed
+	$(BIN)/ruff check --fix --exit-zero
+	$(BIN)/ruff format
+
+protos: $(PROTOS_STAMP) ## Generate the code beside protos/tricord/v1/*.proto
+	$(PROTOS_VENV)/bin/python tools/generate_protos.py
+
+$(PROTOS_STAMP): pyproject.toml | need-python
+	@rm -f $@
+	"$(PYTHON)" -m venv --clear $(PROTOS_VENV)
+	$(PROTOS_VENV)/bin/python tools/extra.py codegen > $(PROTOS_VENV)/requirements.txt
+	$(PROTOS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $(PROTOS_VENV)/requirements.txt 'setuptools<81'
+	@touch $@
+
+bench: $(STAMP) ## Run the benchmarks (ONLY=coordinator for one of them)
+	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+chaos: $(STAMP) ## Kill processes under load, ROUNDS=100 times per store (STORE=all|sqlite|postgres)
+	$(BIN)/python -m tests.chaos.kill --rounds $(ROUNDS) --store $(STORE) $(ARGS)
+
+lock: $(LOCK_STAMP) ## Write requirements.lock anew from pyproject.toml (ARGS=--upgrade for newer versions)
+	@echo "# Locked versions for development and CI. Made by 'make lock'; do not edit." > $(LOCK_VENV)/requirements.lock
+	@if [ -f requirements.lock ]; then cp requirements.lock $(LOCK_VENV)/resolved.txt; fi
+	$(LOCK_VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-emit-index-url --no-emit-find-links --no-annotate \
+		$(addprefix --extra ,$(EXTRAS)) $(ARGS) pyproject.toml -o $(LOCK_VENV)/resolved.txt
+	@cat $(LOCK_VENV)/resolved.txt >> $(LOCK_VENV)/requirements.lock
+	@if grep -n '://' $(LOCK_VENV)/requirements.lock; then echo "make: the lock must not hold addresses" >&2; exit 1; fi
+	@cmp -s $(LOCK_VENV)/requirements.lock requirements.lock || cp $(LOCK_VENV)/requirements.lock requirements.lock
+
+$(LOCK_STAMP): | need-python
+	"$(PYTHON)" -m venv --clear $(LOCK_VENV)
+	$(LOCK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@touch $@
+
+clean: ## Remove environments, caches and built files
+	rm -rf $(VENV) $(PROTOS_VENV) $(LOCK_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,5 @@
+"""``python -m coordinator`` is the command ``tricord``."""
+
+from .cli import main
+
+main()

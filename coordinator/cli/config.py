@@ -1,0 +1,63 @@
+"""``tricord config``, and the flags that ``serve`` shares with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from .exits import USAGE, fail
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_FLAGS = (
+    ("store", "STORE", "SQLite file or postgresql://… URL.  [default: ./tricord.db]"),
+    ("listen", "HOST:PORT", "Address for gRPC; port 0 takes a free one.  [default: 127.0.0.1:7800]"),
+    ("key-namespace", "TEXT", "Keeps this coordinator's idempotency keys apart from others'."),
+    ("timeout-ms", "MS", "A transaction's time-out when it names none.  [default: 30000]"),
+    ("call-timeout-ms", "MS", "Time-out of one call to a participant.  [default: 5000]"),
+    ("lease-ms", "MS", "After this a silent coordinator's work is taken over.  [default: 10000]"),
+    ("backoff-base-ms", "MS", "Ceiling of the first pause before a retry.  [default: 100]"),
+    ("backoff-cap-ms", "MS", "Ceiling of every pause before a retry.  [default: 15000]"),
+    ("attention-after", "N", "Attempts after which a person should look.  [default: 10]"),
+    ("drain-ms", "MS", "How long a stop waits for what is running.  [default: 10000]"),
+    ("log-format", "console|json", "Format of the log on standard error.  [default: console]"),
+    ("log-level", "LEVEL", "debug, info, warning or error.  [default: info]"),
+)
+
+
+def settings_flags(command: _Command) -> _Command:
+    """Add a flag for every setting, and ``--config``."""
+    for name, metavar, text in reversed(_FLAGS):
+        command = click.option(f"--{name}", metavar=metavar, help=text)(command)
+    allow = "Accept registrations also when not listening on loopback."
+    command = click.option("--allow-registration", is_flag=True, default=None, help=allow)(command)
+    where = "TOML file with settings (or TRICORD_CONFIG)."
+    return click.option("--config", "config_path", metavar="FILE", help=where)(command)
+
+
+@click.group()
+def config() -> None:
+    """Look at the coordinator's settings."""
+
+
+@config.command("show")
+@settings_flags
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def config_show(config_path: str | None, output: str, **flags: Any) -> None:
+    """Print the effective settings and where each comes from; passwords are masked."""
+    from ..config import ConfigError, load, shown
+
+    try:
+        settings, origins = load(flags, config_path)
+    except ConfigError as error:
+        fail(str(error), USAGE)
+    values = shown(settings)
+    if output == "json":
+        click.echo(json.dumps({n: {"value": v, "from": origins[n]} for n, v in values.items()}, indent=2))
+        return
+    from .output import print_table
+
+    print_table(("SETTING", "VALUE", "FROM"), [(n, str(v), origins[n]) for n, v in values.items()])

@@ -1,0 +1,32 @@
+"""``tricord serve``: where the coordinator's parts meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .config import settings_flags
+from .exits import ERROR, USAGE, fail
+
+
+@click.command()
+@settings_flags
+def serve(config_path: str | None, **flags: Any) -> None:
+    """Run a coordinator until SIGTERM or SIGINT.
+
+    Each flag has an environment variable: --lease-ms is TRICORD_LEASE_MS, and so on. Flags come before the
+    environment, the environment before the file, the file before the defaults.
+    """
+    from ..config import ConfigError, load
+
+    try:
+        settings, _ = load(flags, config_path)
+    except ConfigError as error:
+        fail(str(error), USAGE)
+    from ..coordinator import StartError, run
+
+    try:
+        run(settings)
+    except StartError as error:
+        fail(str(error), ERROR)

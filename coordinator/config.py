@@ -1,0 +1,146 @@
+"""Settings: flags over environment (``TRICORD_…``) over a TOML file over defaults."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from .model import Policy
+from .wire import TIMEOUT_MS_MAX
+
+ENV_PREFIX = "TRICORD_"
+CONFIG_ENV = "TRICORD_CONFIG"
+
+
+class ConfigError(Exception):
+    """A setting is wrong: names it, its limit, and where it came from."""
+
+
+class Settings(BaseSettings):
+    """The coordinator's settings. Times are milliseconds."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, str_strip_whitespace=True)
+
+    store: str = Field("./tricord.db", min_length=1, description="a SQLite file, or postgresql://user@host/database")
+    listen: str = Field("127.0.0.1:7800", min_length=1, description="host:port for gRPC; port 0 takes a free one")
+    allow_registration: bool = Field(False, description="accept registrations when not listening on loopback")
+    key_namespace: str = Field("", max_length=64, pattern=r"^[\x20-\x7e]*$", description="keeps idempotency keys apart")
+    timeout_ms: int = Field(30_000, gt=0, le=TIMEOUT_MS_MAX, description="a transaction's, when it names none")
+    call_timeout_ms: int = Field(5_000, ge=10, le=3_600_000, description="for one call to a participant")
+    lease_ms: int = Field(10_000, ge=100, le=7_200_000, description="after which a silent coordinator is taken over")
+    backoff_base_ms: int = Field(100, ge=1, le=60_000, description="ceiling of the first pause before a retry")
+    backoff_cap_ms: int = Field(15_000, ge=1, le=3_600_000, description="ceiling of every pause before a retry")
+    attention_after: int = Field(10, ge=1, le=1_000_000, description="attempts after which a person should look")
+    drain_ms: int = Field(10_000, ge=0, le=600_000, description="how long a stop waits for what is running")
+    log_format: Literal["console", "json"] = Field("console", description="of the log on standard error")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags and environment only: the file comes in below them through ``load``."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _relations(self) -> Settings:
+        margin_ms = self.lease_margin_ms
+        if self.call_timeout_ms + margin_ms > self.lease_ms:
+            raise ValueError(
+                f"lease_ms ({self.lease_ms}) must be at least call_timeout_ms ({self.call_timeout_ms}) + {margin_ms}: "
+                "else a transaction is taken over while its calls are still out"
+            )
+        if self.backoff_base_ms > self.backoff_cap_ms:
+            raise ValueError(
+                f"backoff_base_ms ({self.backoff_base_ms}) must not be above backoff_cap_ms ({self.backoff_cap_ms})"
+            )
+        return self
+
+    @property
+    def lease_margin_ms(self) -> int:
+        """How much longer than the longest call a lease must last."""
+        return min(1_000, self.lease_ms // 5)
+
+    def policy(self) -> Policy:
+        """The part that the pure core goes by."""
+        return Policy(
+            call_timeout_ms=self.call_timeout_ms,
+            lease_ms=self.lease_ms,
+            lease_margin_ms=self.lease_margin_ms,
+            backoff_base_ms=self.backoff_base_ms,
+            backoff_cap_ms=self.backoff_cap_ms,
+            attention_after=self.attention_after,
+        )
+
+
+def load(flags: dict[str, Any], config_path: str | None) -> tuple[Settings, dict[str, str]]:
+    """The effective settings, and where each came from. Raises ConfigError."""
+    path = config_path or os.environ.get(CONFIG_ENV)
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(Settings.model_fields, "default")
+    if path:
+        for name, value in _read_file(Path(path)).items():
+            values[name] = value
+            origins[name] = f"file {path}"
+    for name in Settings.model_fields:
+        text = os.environ.get(ENV_PREFIX + name.upper())
+        if text is not None:
+            values[name] = text
+            origins[name] = f"environment {ENV_PREFIX}{name.upper()}"
+    for name, value in flags.items():
+        if value is not None:
+            values[name] = value
+            origins[name] = f"flag --{name.replace('_', '-')}"
+    try:
+        return Settings(**values), origins
+    except ValidationError as error:
+        raise ConfigError("; ".join(_complaint(detail, origins) for detail in error.errors())) from error
+
+
+def shown(settings: Settings) -> dict[str, Any]:
+    """The settings with passwords masked."""
+    values = settings.model_dump()
+    values["store"] = masked_url(settings.store)
+    return values
+
+
+def masked_url(url: str) -> str:
+    """A store's URL without its password."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    netloc = parts.netloc.replace(f":{parts.password}@", ":***@")
+    return urlunsplit(parts._replace(netloc=netloc))
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"config file {path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path}: is not valid TOML: {error}") from error
+    unknown = sorted(set(values) - set(Settings.model_fields))
+    if unknown:
+        known = ", ".join(sorted(Settings.model_fields))
+        raise ConfigError(f"config file {path}: unknown setting {', '.join(unknown)}; known are {known}")
+    return values
+
+
+def _complaint(detail: Any, origins: dict[str, str]) -> str:
+    name = ".".join(str(part) for part in detail["loc"])
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    if not name:
+        return message
+    return f"{name} ({origins.get(name, 'given')}): {message}, not {str(detail['input'])[:80]!r}"

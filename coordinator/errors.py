@@ -1,0 +1,95 @@
+"""What callers are told when their request cannot be served.
+
+    RpcError
+        InvalidRequest      INVALID_ARGUMENT     a field is wrong; names it and the limit
+        UnknownName         FAILED_PRECONDITION  a participant or action that nobody has registered
+        Conflict            FAILED_PRECONDITION  it contradicts what is stored
+        NotFound            NOT_FOUND
+        NotAllowed          PERMISSION_DENIED
+        Unavailable         UNAVAILABLE          the store is away; with the time to wait before trying again
+
+Each carries a stable ``reason`` for programs. None of them leaves anything stored, except that after Unavailable it
+is not known whether a starting call was stored: ask again with the same idempotency key.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import grpc
+
+DOMAIN = "tricord"
+
+
+class Violation(NamedTuple):
+    """One wrong field: its path in the request, and what is wrong with it."""
+
+    field: str
+    description: str
+
+
+class RpcError(Exception):
+    """A request that is answered with an error."""
+
+    code = grpc.StatusCode.INTERNAL
+    reason = "INTERNAL"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str | None = None,
+        violations: tuple[Violation, ...] = (),
+        metadata: dict[str, str] | None = None,
+        retry_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason or self.reason
+        self.violations = violations
+        self.metadata = metadata or {}
+        self.retry_s = retry_s
+
+
+class InvalidRequest(RpcError):
+    """Wrong fields."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, *violations: Violation) -> None:
+        text = "; ".join(f"{v.field}: {v.description}" for v in violations)
+        super().__init__(text, violations=violations)
+
+
+class UnknownName(RpcError):
+    """A participant or action that nobody has registered."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "UNKNOWN_PARTICIPANT"
+
+
+class Conflict(RpcError):
+    """The request contradicts what is stored."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class NotFound(RpcError):
+    """There is no such transaction (yet)."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "TRANSACTION_NOT_FOUND"
+
+
+class NotAllowed(RpcError):
+    """The coordinator was not started for this."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "REGISTRATION_NOT_ALLOWED"
+
+
+class Unavailable(RpcError):
+    """The store did not answer."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "STORE_UNAVAILABLE"

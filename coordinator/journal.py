@@ -1,0 +1,150 @@
+"""Group commit: the saves of all live transactions, one flush at a time.
+
+A flush starts at once when none is on its way, and takes whatever gathered while the last one was. It holds at most
+one row per xid: all work on an xid passes through one driver, which waits for each save (protocol A2); the last save,
+which nobody waits for, is only ever followed by nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+import structlog
+
+from .codec import new_row, saved_row, transaction
+from .model import Transaction
+from .store.rows import Batch, Row, RowRejected
+from .store.store import Store
+
+_log = structlog.get_logger(__name__)
+
+ROWS_MAX = 1_000
+BYTES_MAX = 16 * 1024 * 1024
+LINGER_S = 0.02
+"""How long a last save waits for a flush to ride on."""
+
+
+class Begun(NamedTuple):
+    """What became of a begin."""
+
+    tx: Transaction
+    """The row that stands: the new one, or the holder of its idempotency key."""
+    new: bool
+
+
+class _Entry(NamedTuple):
+    tx: Transaction
+    row: Row
+    begins: bool
+    done: asyncio.Future[Row | None] | None
+
+
+class Journal:
+    """Writes transactions through group commit."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: dict[bytes, _Entry] = {}
+        self._flushing = False
+        self._starting = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def begin(self, tx: Transaction) -> Begun:
+        """Store a new transaction, unless its key is taken. Raises RowRejected, and has then stored nothing."""
+        row = await self._write(tx, new_row(tx), begins=True)
+        if row is None:
+            return Begun(tx, True)
+        return Begun(transaction(row), row.xid == tx.spec.xid)
+
+    async def save(self, tx: Transaction) -> Transaction:
+        """Store the next version of a transaction; returns the row that stands when it is durable.
+
+        Raises RowRejected if the database cannot take it.
+        """
+        row = await self._write(tx, saved_row(tx), begins=False)
+        if row is None:
+            return tx
+        if not row.state:
+            raise RowRejected(f"transaction {tx.spec.xid.hex()} is not in the store any more")
+        return transaction(row)
+
+    def save_last(self, tx: Transaction) -> None:
+        """Store the last version, some time soon. It promises nothing new; if it is lost, recovery finds the same."""
+        self._add(_Entry(tx, saved_row(tx), False, None))
+
+    async def drain(self) -> None:
+        """Return when everything that was given so far has been written."""
+        self._start()
+        await self._idle.wait()
+
+    async def _write(self, tx: Transaction, row: Row, *, begins: bool) -> Row | None:
+        done: asyncio.Future[Row | None] = asyncio.get_running_loop().create_future()
+        self._add(_Entry(tx, row, begins, done))
+        return await done
+
+    def _add(self, entry: _Entry) -> None:
+        waiting = self._waiting.get(entry.row.xid)
+        if waiting is not None and waiting.done is not None:
+            raise AssertionError(f"two saves of transaction {entry.row.xid.hex()} at once")
+        self._waiting[entry.row.xid] = entry
+        self._idle.clear()
+        if self._flushing:
+            return
+        loop = asyncio.get_running_loop()
+        if entry.done is not None:
+            if not self._starting:  # else a flush starts this very turn, with all that the turn brings
+                self._starting = True
+                loop.call_soon(self._start)
+        elif self._timer is None:
+            self._timer = loop.call_later(LINGER_S, self._start)
+
+    def _start(self) -> None:
+        self._starting = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._flushing or not self._waiting:
+            return
+        entries = self._take()
+        batch = Batch([e.row for e in entries if e.begins], [e.row for e in entries if not e.begins])
+        self._flushing = True
+        flushed = self._store.flush(batch)
+        flushed.add_done_callback(lambda outcome: self._finish(entries, outcome))
+
+    def _take(self) -> list[_Entry]:
+        """What the next flush holds: begins first, as the store tells the outcomes in that order."""
+        entries: list[_Entry] = []
+        size = 0
+        for entry in self._waiting.values():
+            size += len(entry.row.body) + len(entry.row.progress)
+            if entries and (len(entries) >= ROWS_MAX or size > BYTES_MAX):
+                break
+            entries.append(entry)
+        for entry in entries:
+            del self._waiting[entry.row.xid]
+        entries.sort(key=lambda entry: not entry.begins)
+        return entries
+
+    def _finish(self, entries: list[_Entry], outcome: asyncio.Future[list[Row | RowRejected | None]]) -> None:
+        self._flushing = False
+        error = outcome.exception()
+        standing = [error] * len(entries) if error is not None else outcome.result()
+        for entry, row in zip(entries, standing, strict=True):
+            if entry.done is None:
+                if row is not None:  # recovery will come to the same end
+                    _log.warning("journal.last_save_not_stored", xid=entry.row.xid.hex(), standing=str(row)[:200])
+            elif entry.done.done():
+                pass  # nobody waits any more
+            elif isinstance(row, BaseException):
+                entry.done.set_exception(row)
+            else:
+                entry.done.set_result(row)
+        if not self._waiting:
+            self._idle.set()
+        elif any(entry.done is not None for entry in self._waiting.values()):
+            self._start()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._start)

@@ -1,0 +1,197 @@
+"""What a transaction is: immutable values, and nothing that moves.
+
+A ``Spec`` is what the initiator asked for and never changes; it is shared by every later value of its transaction.
+A ``Transaction`` is the spec plus how far it has come. Values are tuples because the coordinator makes one per save
+at high rates: a named tuple is built in a fraction of the time of a frozen dataclass.
+
+Pure: no clock, no randomness, no I/O. Times are integers: milliseconds of the store's clock since 1970 (``_ms``).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+FORMAT = 1
+"""The version of what ``codec`` writes into a row."""
+
+
+class Phase(IntEnum):
+    """What a call asks of a participant."""
+
+    TRY = 1
+    CONFIRM = 2
+    CANCEL = 3
+
+
+class Outcome(IntEnum):
+    """What came of one call."""
+
+    DONE = 1
+    """It has happened, now or before."""
+    REFUSED = 2
+    """The business says no. Counts in answer to Try only."""
+    UNKNOWN = 3
+    """Not known to have happened, nor not to have: time-out, broken stream, any error. Repeated."""
+    VIOLATION = 4
+    """It contradicts what the participant has stored. Never taken for success, never turns a decision."""
+
+
+class State(IntEnum):
+    """A transaction's states. ``machine.TRANSITIONS`` holds every move between them."""
+
+    TRYING = 1
+    """Undecided; only here can it time out or be cancelled."""
+    CONFIRMING = 2
+    """Decided: every branch will be confirmed."""
+    CONFIRMED = 3
+    CANCELLING = 4
+    """Decided: every branch will be cancelled."""
+    CANCELLED = 5
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is owed to any participant any more."""
+        return self is State.CONFIRMED or self is State.CANCELLED
+
+
+class BranchStatus(IntEnum):
+    """How far one branch has come."""
+
+    PENDING = 1
+    """Try has not been answered for certain; it may have run all the same."""
+    TRIED = 2
+    REFUSED = 3
+    CONFIRMED = 4
+    CANCELLED = 5
+
+
+class Attention(IntEnum):
+    """Why a person should look at a transaction."""
+
+    NONE = 0
+    RETRYING = 1
+    """A branch failed again and again. Cleared when the transaction ends."""
+    VIOLATION = 2
+    """A participant contradicted the protocol or cannot carry a call out. Stays on record."""
+
+
+class Payload(NamedTuple):
+    """Bytes that the coordinator carries and never reads."""
+
+    data: bytes = b""
+    content_type: str = ""
+
+
+class Refusal(NamedTuple):
+    """Why a participant said no: ``reason`` for programs, ``message`` for people."""
+
+    reason: str
+    message: str = ""
+
+
+class BranchSpec(NamedTuple):
+    """One branch as the initiator asked for it. Its branch_id is its place among the branches, from 1."""
+
+    participant: str
+    action: str
+    payload: Payload = Payload()
+
+
+class Spec(NamedTuple):
+    """What was asked for, as stored once and never changed."""
+
+    xid: bytes
+    """16 bytes, UUIDv7: unique, and in the order of time."""
+    key: bytes
+    """Namespace, NUL, idempotency key, in UTF-8; empty when the transaction has no key."""
+    created_ms: int
+    timeout_ms: int
+    branches: tuple[BranchSpec, ...]
+
+    @property
+    def deadline_ms(self) -> int:
+        """When it is cancelled if it is still undecided."""
+        return self.created_ms + self.timeout_ms
+
+    def asks_the_same(self, other: Spec) -> bool:
+        """Whether two starting requests under one key are the same request: its branches, nothing else.
+
+        A smaller time-out left, another trace id or another ``wait`` do not make it another request (protocol B4).
+        """
+        return self.branches == other.branches
+
+
+class Step(NamedTuple):
+    """How far one branch has come."""
+
+    status: BranchStatus = BranchStatus.PENDING
+    attempts: int = 0
+    """Calls of the present phase that were answered UNKNOWN or VIOLATION."""
+    next_ms: int = 0
+    """Not before then is the next call due."""
+    error: str = ""
+    """The last error, kept after later success."""
+    fence_id: str = ""
+    """The fence database that answered Try."""
+    result: Payload | None = None
+    refusal: Refusal | None = None
+
+
+class Transaction(NamedTuple):
+    """One transaction at one moment."""
+
+    spec: Spec
+    state: State
+    steps: tuple[Step, ...]
+    version: int = 1
+    """Grows by one with each save: the compare-and-swap's operand."""
+    save_id: int = 0
+    """Random, made anew for each save: tells whose row it is after a COMMIT of unknown outcome (protocol A1)."""
+    wake_ms: int | None = None
+    """Timer, retry schedule and lease in one: from then on any coordinator may claim it. None when finished."""
+    attention: Attention = Attention.NONE
+    updated_ms: int = 0
+    decided_ms: int = 0
+    """0 while TRYING."""
+    cancel_reason: str = ""
+
+
+class Call(NamedTuple):
+    """One thing owed to one participant now."""
+
+    branch: int
+    """Index into the branches, from 0 (branch_id less 1)."""
+    phase: Phase
+    attempt: int
+    """1, 2, ... in this phase."""
+    timeout_ms: int
+
+
+class Reply(NamedTuple):
+    """What became of one call."""
+
+    branch: int
+    phase: Phase
+    outcome: Outcome
+    fence_id: str = ""
+    result: Payload | None = None
+    refusal: Refusal | None = None
+    error: str = ""
+    attention: bool = False
+    """With UNKNOWN: a person should look at once, more attempts would tell nothing new."""
+
+
+class Policy(NamedTuple):
+    """The times and thresholds that the pure functions go by."""
+
+    call_timeout_ms: int = 5_000
+    lease_ms: int = 10_000
+    lease_margin_ms: int = 1_000
+    """How much longer than the longest call a lease must last."""
+    backoff_base_ms: int = 100
+    backoff_cap_ms: int = 15_000
+    attention_after: int = 10
+    """Attempts of one call after which a person should look."""
+    linger_ms: int = 250
+    """How long progress that decides nothing may wait for company before it is saved."""

@@ -1,0 +1,91 @@
+"""The gRPC service of operators: lists and single transactions."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+
+from tricord.v1 import operator_pb2 as pb
+from tricord.v1 import operator_pb2_grpc as pb_grpc
+
+from .codec import transaction
+from .engine import Engine
+from .errors import InvalidRequest, Violation
+from .ids import XID_BYTES
+from .model import State
+from .server import Context, answering, get_by_xid
+from .store.rows import ListFilter
+from .wire import check_name, duration_ms, transaction_message
+
+PAGE_SIZE_DEFAULT = 50
+PAGE_SIZE_MAX = 1_000
+_TOKEN_VERSION = b"\x01"
+_FILTER_BYTES = 8
+
+
+class OperatorService(pb_grpc.OperatorServiceServicer):
+    """What operators call."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @answering
+    async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
+        """A page of transactions, newest first."""
+        which = self._filter(request)
+        rows = await self._engine.store.list(which._replace(limit=which.limit + 1))
+        page = rows[: which.limit]
+        response = pb.ListResponse(transactions=[transaction_message(transaction(row)) for row in page])
+        if len(rows) > which.limit:
+            response.next_page_token = _token(request, page[-1].xid)
+        return response
+
+    @answering
+    async def Get(self, request: pb.OperatorServiceGetRequest, context: Context) -> pb.OperatorServiceGetResponse:
+        """One transaction."""
+        tx = await get_by_xid(self._engine, request.xid)
+        return pb.OperatorServiceGetResponse(transaction=transaction_message(tx))
+
+    def _filter(self, request: pb.ListRequest) -> ListFilter:
+        if request.page_size > PAGE_SIZE_MAX:
+            raise InvalidRequest(Violation("page_size", f"is {request.page_size}; the limit is {PAGE_SIZE_MAX}"))
+        known = {int(state) for state in State}
+        for n, state in enumerate(request.states):
+            if state not in known:
+                raise InvalidRequest(Violation(f"states[{n}]", f"is {state}, which is no state"))
+        created_before_ms = None
+        if request.HasField("older_than"):
+            age_ms = duration_ms(request.older_than)
+            if age_ms < 0:
+                raise InvalidRequest(Violation("older_than", "is negative"))
+            created_before_ms = self._engine.store.now_ms() - age_ms
+        if request.participant:
+            check_name("participant", request.participant)
+        before_xid = _xid_of_token(request) if request.page_token else None
+        limit = request.page_size or PAGE_SIZE_DEFAULT
+        return ListFilter(list(request.states), created_before_ms, request.participant, before_xid, limit)
+
+
+def _token(request: pb.ListRequest, xid: bytes) -> str:
+    """Opaque to callers: where the next page starts, and which filters it belongs to."""
+    return base64.urlsafe_b64encode(_TOKEN_VERSION + _filter_digest(request) + xid).decode().rstrip("=")
+
+
+def _xid_of_token(request: pb.ListRequest) -> bytes:
+    text = request.page_token
+    try:
+        token = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        token = b""
+    if len(token) != 1 + _FILTER_BYTES + XID_BYTES or token[:1] != _TOKEN_VERSION:
+        raise InvalidRequest(Violation("page_token", "is not a token that a list has returned"))
+    if token[1 : 1 + _FILTER_BYTES] != _filter_digest(request):
+        raise InvalidRequest(Violation("page_token", "belongs to a list with other filters"))
+    return token[1 + _FILTER_BYTES :]
+
+
+def _filter_digest(request: pb.ListRequest) -> bytes:
+    states = ",".join(str(state) for state in sorted(request.states))
+    text = f"{states}|{request.participant}|{request.older_than.ToJsonString()}"
+    return hashlib.sha256(text.encode()).digest()[:_FILTER_BYTES]

@@ -1,0 +1,153 @@
+"""The gRPC services of the coordinator: what comes in, checked; what goes out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import structlog
+from grpc_status import rpc_status
+
+from tricord.v1 import coordinator_pb2 as pb
+from tricord.v1 import coordinator_pb2_grpc as pb_grpc
+from tricord.v1 import registry_pb2, registry_pb2_grpc
+
+from .engine import Engine, KeyReused, Until
+from .errors import Conflict, NotAllowed, NotFound, RpcError, Unavailable, UnknownName, Violation
+from .model import BranchSpec, Transaction
+from .participants import Participants
+from .store.rows import RowRejected, StoreError
+from .wire import Starting, error_status, read_key, read_registration, read_xid, transaction_message
+
+_log = structlog.get_logger(__name__)
+
+ANSWER_MARGIN_S = 0.05
+"""How long before the caller's deadline it is told the state of that moment, rather than nothing."""
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+Context = grpc.aio.ServicerContext[Any, Any]
+Method = Callable[[Any, _Request, Context], Awaitable[_Response]]
+
+
+def answering(method: Method[_Request, _Response]) -> Method[_Request, _Response]:
+    """Answer errors as google.rpc.Status with a reason; what nobody foresaw is logged, and told as INTERNAL."""
+
+    @functools.wraps(method)
+    async def call(self: Any, request: _Request, context: Context) -> _Response:
+        try:
+            return await method(self, request, context)
+        except RpcError as error:
+            told = error
+        except StoreError as error:
+            told = Unavailable(str(error), retry_s=1.0)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            _log.exception("rpc.failed", method=method.__qualname__)
+            told = RpcError(f"the coordinator failed: {type(error).__name__}; its log has more")
+        await context.abort_with_status(rpc_status.to_status(error_status(told)))
+        raise AssertionError("unreachable")
+
+    return call
+
+
+class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
+    """What initiators call."""
+
+    def __init__(self, engine: Engine, participants: Participants, namespace: str, timeout_ms_default: int) -> None:
+        self._engine = engine
+        self._participants = participants
+        self._namespace = namespace
+        self._timeout_ms_default = timeout_ms_default
+
+    @answering
+    async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
+        """Run a transaction, or find the one that the key names, and answer when it has come far enough."""
+        starting = Starting(request, self._namespace, self._timeout_ms_default)
+        await self._check_names(starting.branches)
+        try:
+            started = await self._engine.begin(starting.key, starting.timeout_ms, starting.branches)
+        except KeyReused as error:
+            raise Conflict(
+                f"idempotency_key: {error}",
+                reason="IDEMPOTENCY_KEY_REUSED",
+                violations=(Violation("idempotency_key", str(error)),),
+                metadata={"xid": error.xid.hex()},
+            ) from error
+        except RowRejected as error:
+            raise RpcError(str(error), reason="ROW_REJECTED") from error
+        until = Until.DECIDED if request.wait == pb.WAIT_DECIDED else Until.FINISHED
+        tx = await self._engine.wait(started.tx, until, _left_s(context))
+        return pb.ExecuteResponse(transaction=transaction_message(tx))
+
+    @answering
+    async def Get(self, request: pb.GetRequest, context: Context) -> pb.GetResponse:
+        """Read one transaction."""
+        if request.WhichOneof("by") == "idempotency_key":
+            wrong: list[Violation] = []
+            key = read_key(request.idempotency_key, self._namespace, wrong)
+            found = await self._engine.get(key=key) if not wrong else None
+            if found is None:
+                raise NotFound("no transaction with this idempotency_key is known yet")
+            return pb.GetResponse(transaction=transaction_message(found))
+        return pb.GetResponse(transaction=transaction_message(await get_by_xid(self._engine, request.xid)))
+
+    async def _check_names(self, branches: tuple[BranchSpec, ...]) -> None:
+        """Refuse what no participant has registered, before anything is stored."""
+        for n, branch in enumerate(branches):
+            row = await self._participants.look_up(branch.participant)
+            if row is None:
+                text = (
+                    f"no participant {branch.participant} is registered; start it with --coordinator, or mend the name"
+                )
+                raise UnknownName(text, violations=(Violation(f"branches[{n}].participant", text),))
+            if branch.action not in row.actions:
+                known = ", ".join(sorted(row.actions))
+                text = f"participant {branch.participant} has no action {branch.action}; it has {known}"
+                violations = (Violation(f"branches[{n}].action", text),)
+                raise UnknownName(text, reason="UNKNOWN_ACTION", violations=violations)
+
+
+class RegistryService(registry_pb2_grpc.RegistryServiceServicer):
+    """Where participants make themselves known."""
+
+    def __init__(self, participants: Participants, *, allowed: bool) -> None:
+        self._participants = participants
+        self._allowed = allowed
+
+    @answering
+    async def RegisterParticipant(
+        self, request: registry_pb2.RegisterParticipantRequest, context: Context
+    ) -> registry_pb2.RegisterParticipantResponse:
+        """Store where a participant is, what it can do, and in which database it keeps its fence."""
+        if not self._allowed:
+            raise NotAllowed("this coordinator takes no registrations: it was started without --allow-registration")
+        row = read_registration(request)
+        clashes = await self._participants.register(row, replace_fence=request.replace_fence)
+        if clashes:
+            action, (stored, given) = next(iter(clashes.items()))
+            text = (
+                f"participant {row.name}, action {action}: registered with fence database {stored}, this instance has "
+                f"{given}: two instances of a participant must share one database. If it was replaced on purpose, "
+                "register once with replace_fence"
+            )
+            raise Conflict(text, reason="FENCE_DATABASE_CHANGED", metadata={"stored": stored, "given": given})
+        return registry_pb2.RegisterParticipantResponse()
+
+
+async def get_by_xid(engine: Engine, text: str) -> Transaction:
+    """A transaction by its xid as text. Raises InvalidRequest, NotFound, StoreError."""
+    xid = read_xid(text)
+    found = await engine.get(xid=xid)
+    if found is None:
+        raise NotFound(f"there is no transaction {xid.hex()}", metadata={"xid": xid.hex()})
+    return found
+
+
+def _left_s(context: Context) -> float | None:
+    left_s = context.time_remaining()
+    return None if left_s is None else max(0.0, left_s - ANSWER_MARGIN_S)

@@ -1,0 +1,85 @@
+"""The gRPC server: which services it has, its options, and where it listens."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from tricord.v1 import (
+    coordinator_pb2,
+    coordinator_pb2_grpc,
+    operator_pb2,
+    operator_pb2_grpc,
+    registry_pb2,
+    registry_pb2_grpc,
+)
+
+from .config import Settings
+from .engine import Engine
+from .operator import OperatorService
+from .participants import Participants
+from .server import CoordinatorService, RegistryService
+from .wire import MESSAGE_BYTES_MAX
+
+SERVER_OPTIONS = (
+    # By default a second server would bind the same port silently, and take half of the connections.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+async def make_server(
+    engine: Engine, participants: Participants, settings: Settings
+) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
+    """The server with all its services, not started yet."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    service = CoordinatorService(engine, participants, settings.key_namespace, settings.timeout_ms)
+    coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, server)
+    operator_pb2_grpc.add_OperatorServiceServicer_to_server(OperatorService(engine), server)
+    allowed = settings.allow_registration or is_loopback(settings.listen)
+    registry_pb2_grpc.add_RegistryServiceServicer_to_server(RegistryService(participants, allowed=allowed), server)
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    names = [
+        coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name,
+        operator_pb2.DESCRIPTOR.services_by_name["OperatorService"].full_name,
+        registry_pb2.DESCRIPTOR.services_by_name["RegistryService"].full_name,
+        health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+    ]
+    reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+    for name in ("", *names):
+        await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+    return server, health
+
+
+def bind(server: grpc.aio.Server, listen: str) -> int:
+    """Listen on ``host:port``; returns the port. Raises OSError, saying what is wrong and what to do."""
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise OSError(
+            f"listen: cannot listen on {listen}: the port is in use, or the address is not this host's; "
+            "stop what uses it, or name another with --listen"
+        ) from error
+    if not port:
+        raise OSError(f"listen: cannot listen on {listen}: name it as host:port")
+    return port
+
+
+def is_loopback(listen: str) -> bool:
+    """Whether only this host can reach that address."""
+    host = listen.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return listen.startswith("unix:")

@@ -1,0 +1,263 @@
+"""The hot path on PostgreSQL: any number of coordinators on one database.
+
+A flush is one statement in one implicit transaction, so no pause of this process ever lies between a row's lock and
+its COMMIT (protocol A3). Rows are sorted and locked in one order, so two coordinators' flushes cannot deadlock (A4).
+Arrays go over in binary, and planning is held to index look-ups: a plan made while the table was empty would be a
+sequential scan, and would stay.
+
+Nothing here needs more than a PostgreSQL-compatible engine gives: no advisory locks, sequences, triggers, LISTEN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+import structlog
+from psycopg.types.numeric import Int8BinaryDumper
+
+from .rows import Batch, Claim, Fault, Row, StoreError
+
+_log = structlog.get_logger(__name__)
+
+_COLUMNS = ", ".join(Row._fields)
+_T_COLUMNS = ", ".join(f"t.{name}" for name in Row._fields)
+_NOW_MS = "(extract(epoch from statement_timestamp()) * 1000)::bigint"
+
+_INSERT = """
+    INSERT INTO tricord_transaction (xid, created_ms, key, body, participants, format,
+                                     version, save_id, state, attention, wake_ms, updated_ms, progress)
+    SELECT xid, created_ms, nullif(key, ''), body, participants, format,
+           version, save_id, state, attention, nullif(wake_ms, 0), updated_ms, progress
+    FROM unnest(%b::bytea[], %b::bigint[], %b::bytea[], %b::bytea[], %b::text[], %b::bigint[], %b::bigint[],
+                %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bytea[])
+         AS b(xid, created_ms, key, body, participants, format,
+              version, save_id, state, attention, wake_ms, updated_ms, progress)
+    ON CONFLICT DO NOTHING RETURNING save_id
+"""
+# The sorted lock comes first: an array update alone takes its locks in whatever order the join yields.
+_UPDATE = """
+    UPDATE tricord_transaction t
+    SET version = s.version, save_id = s.save_id, state = s.state, attention = s.attention,
+        wake_ms = nullif(s.wake_ms, 0), updated_ms = s.updated_ms, progress = s.progress
+    FROM unnest(%b::bytea[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[],
+                %b::bytea[])
+         AS s(xid, version, save_id, state, attention, wake_ms, updated_ms, progress)
+    JOIN locked l ON l.xid = s.xid
+    WHERE t.xid = s.xid AND t.version = s.version - 1 RETURNING t.save_id
+"""
+_LOCK = "SELECT xid FROM tricord_transaction WHERE xid = ANY(%b::bytea[]) ORDER BY xid FOR UPDATE"
+
+_FLUSH_BEGINS = f"WITH b AS ({_INSERT}) SELECT count(*) FROM b"
+_FLUSH_SAVES = f"WITH locked AS MATERIALIZED ({_LOCK}), s AS ({_UPDATE}) SELECT count(*) FROM s"
+_FLUSH_BOTH = (
+    f"WITH b AS ({_INSERT}), locked AS MATERIALIZED ({_LOCK}), s AS ({_UPDATE}) "
+    "SELECT (SELECT count(*) FROM b) + (SELECT count(*) FROM s)"
+)
+# Locking, so that it waits for whoever is still writing these rows: a plain read would prove nothing (protocol A1).
+_STANDING = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE xid = ANY(%b::bytea[]) ORDER BY xid FOR SHARE"
+_HOLDERS = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE key = ANY(%b::bytea[]) ORDER BY xid"
+_PEEK = f"SELECT {_NOW_MS}, (SELECT min(wake_ms) FROM tricord_transaction WHERE wake_ms IS NOT NULL)"
+# statement_timestamp() is an index condition; the volatile clock_timestamp() would be a filter over all (A8).
+_CLAIM = f"""
+    WITH due AS (SELECT xid FROM tricord_transaction WHERE wake_ms <= {_NOW_MS}
+                 ORDER BY wake_ms LIMIT %s FOR UPDATE SKIP LOCKED)
+    UPDATE tricord_transaction t SET wake_ms = {_NOW_MS} + %s FROM due WHERE t.xid = due.xid
+    RETURNING {_T_COLUMNS}
+"""
+
+
+class PostgresBackend:
+    """One PostgreSQL database as a store.
+
+    ``dsn`` is a ``postgresql://`` URL; ``lease_ms`` bounds how long a coordinator that was stopped can hold a row.
+    """
+
+    def __init__(self, dsn: str, lease_ms: int) -> None:
+        self.dsn = dsn
+        self._options = _options(lease_ms)
+        self._writer: psycopg.Connection[Any] | None = None
+        self._reader: psycopg.Connection[Any] | None = None
+
+    def engine(self) -> sa.Engine:
+        url = sa.make_url(self.dsn).set(drivername="postgresql+psycopg")
+        options = {"options": self._options, "connect_timeout": 5, "application_name": "tricord"}
+        return sa.create_engine(url, pool_size=2, max_overflow=2, pool_pre_ping=True, connect_args=options)
+
+    def prepare(self) -> None:
+        try:
+            with self._connect() as connection:
+                settings = dict(
+                    connection.execute(
+                        "SELECT name, setting FROM pg_settings WHERE name IN "
+                        "('fsync', 'full_page_writes', 'synchronous_standby_names', 'synchronous_commit')"
+                    ).fetchall()
+                )
+                (standbys,) = connection.execute("SELECT count(*) FROM pg_stat_replication").fetchone() or (0,)
+        except psycopg.Error as error:
+            raise StoreError(f"the store cannot be reached: {_text(error)}") from error
+        if settings.get("fsync") != "on":
+            raise StoreError(
+                "the store's PostgreSQL runs with fsync=off: a crash of its machine could lose decisions of which "
+                "calls have left; set fsync=on"
+            )
+        if settings.get("full_page_writes") != "on":
+            _log.warning("store.full_page_writes_off", hint="safe only on a file system that cannot tear pages")
+        if standbys and not settings.get("synchronous_standby_names"):
+            _log.warning(
+                "store.asynchronous_replication", hint="a failover may lose decisions; use a synchronous standby"
+            )
+
+    def incarnation(self) -> str:
+        with self._connect() as connection:
+            try:
+                row = connection.execute(
+                    "SELECT (SELECT system_identifier FROM pg_control_system())::text || '-' || "
+                    "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
+                ).fetchone()
+            except psycopg.Error as error:
+                _log.warning("store.incarnation_unknown", error=_text(error))
+                return "unknown"
+        return str(row[0]) if row else "unknown"
+
+    def flush(self, batch: Batch) -> list[Row | None]:
+        connection = self._writer = self._writer or self._connect(plan_for_arrays=True)
+        begins = sorted(batch.begins, key=_by_key)
+        saves = sorted(batch.saves, key=_by_xid)
+        if begins and saves:
+            statement, values = _FLUSH_BOTH, [*_begin_arrays(begins), *_save_arrays(saves)]
+        elif begins:
+            statement, values = _FLUSH_BEGINS, _begin_arrays(begins)
+        else:
+            statement, values = _FLUSH_SAVES, _save_arrays(saves)
+        row = connection.execute(statement, values, prepare=True).fetchone()
+        if row is not None and row[0] == len(begins) + len(saves):
+            return [None] * (len(begins) + len(saves))
+        return self._standing(connection, batch)
+
+    def claim(self, limit: int, lease_ms: int) -> Claim:
+        connection = self._reader = self._reader or self._connect(plan_for_arrays=True)
+        now_ms, next_ms = connection.execute(_PEEK, prepare=True).fetchone() or (0, None)
+        if next_ms is None or next_ms > now_ms or limit < 1:
+            return Claim((), now_ms, next_ms)
+        found = connection.execute(_CLAIM, (limit, lease_ms), prepare=True, binary=True).fetchall()
+        now_ms, next_ms = connection.execute(_PEEK, prepare=True).fetchone() or (now_ms, None)
+        return Claim([_row(values) for values in found], now_ms, next_ms)
+
+    def fault(self, error: Exception) -> Fault:
+        if not isinstance(error, psycopg.Error):
+            return Fault.REJECTED
+        state = error.sqlstate or ""
+        # 40xxx: serialization failure, deadlock; 55P03: lock time-out; 57014: statement time-out.
+        if state[:2] == "40" or state in ("55P03", "57014"):
+            return Fault.AGAIN
+        if not state or state[:2] in ("08", "57", "53", "58", "25") or state in ("XX000",):
+            return Fault.LOST
+        if state[:2] in ("22", "23", "54"):  # a value, a constraint or a size that will never be accepted
+            return Fault.REJECTED
+        return Fault.LOST  # the table is gone, rights are missing, …: not this row's fault, and it may be mended
+
+    def close_writer(self) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._writer.close()
+            self._writer = None
+
+    def close_reader(self) -> None:
+        if self._reader is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._reader.close()
+            self._reader = None
+
+    def release(self) -> None:
+        pass  # nothing is held alone
+
+    def _connect(self, *, plan_for_arrays: bool = False) -> psycopg.Connection[Any]:
+        connection = psycopg.connect(
+            self.dsn,
+            autocommit=True,
+            options=self._options,
+            connect_timeout=5,
+            application_name="tricord",
+            keepalives_idle=5,
+            keepalives_interval=2,
+            keepalives_count=3,
+        )
+        connection.adapters.register_dumper(int, Int8BinaryDumper)
+        # "on" is set where the server's own default is weaker, and never where it is stronger (remote_apply).
+        connection.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) "
+            "WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')"
+        )
+        if plan_for_arrays:
+            connection.execute("SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off")
+        return connection
+
+    def _standing(self, connection: psycopg.Connection[Any], batch: Batch) -> list[Row | None]:
+        """Which rows stand, after a flush that met at least one conflict. It has been committed by now."""
+        rows = [*batch.begins, *batch.saves]
+        found = connection.execute(_STANDING, ([row.xid for row in rows],), binary=True).fetchall()
+        by_xid = {row.xid: row for row in map(_row, found)}
+        keys = [row.key for row in batch.begins if row.key and row.xid not in by_xid]
+        by_key: dict[bytes, Row] = {}
+        if keys:
+            found = connection.execute(_HOLDERS, (keys,), binary=True).fetchall()
+            by_key = {row.key: row for row in map(_row, found)}
+        standing: list[Row | None] = []
+        for row in rows:
+            other = by_xid.get(row.xid) or by_key.get(row.key) or Row(row.xid)
+            standing.append(None if other.save_id == row.save_id and other.xid == row.xid else other)
+        return standing
+
+
+def _options(lease_ms: int) -> str:
+    """What every connection of the coordinator sets, whatever the server's defaults (protocol A3, A10)."""
+    settings = {
+        "default_transaction_isolation": "read\\ committed",
+        "idle_in_transaction_session_timeout": lease_ms,
+        "lock_timeout": max(1, lease_ms // 2),
+        "statement_timeout": lease_ms,
+        "jit": "off",
+    }
+    return " ".join(f"-c {name}={value}" for name, value in settings.items())
+
+
+def _by_key(row: Row) -> tuple[bytes, bytes]:
+    return row.key, row.xid
+
+
+def _by_xid(row: Row) -> bytes:
+    return row.xid
+
+
+def _begin_arrays(rows: Sequence[Row]) -> list[Any]:
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    columns[10] = [wake_ms or 0 for wake_ms in columns[10]]  # an array with NULLs in it has no binary type of its own
+    return columns
+
+
+def _save_arrays(rows: Sequence[Row]) -> list[Any]:
+    xids = [row.xid for row in rows]
+    return [
+        xids,  # for the lock
+        xids,
+        [row.version for row in rows],
+        [row.save_id for row in rows],
+        [row.state for row in rows],
+        [row.attention for row in rows],
+        [row.wake_ms or 0 for row in rows],
+        [row.updated_ms for row in rows],
+        [row.progress for row in rows],
+    ]
+
+
+def _row(values: tuple[Any, ...]) -> Row:
+    row = Row._make(values)
+    return row if row.key is not None else row._replace(key=b"")
+
+
+def _text(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,130 @@
+"""The rows as values, and what a backend must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ..model import FORMAT
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+
+class Row(NamedTuple):
+    """A transaction as stored, in the order of the table's columns.
+
+    What never changes stands first, what each save writes last: an update then touches one end of the row, which is
+    what PostgreSQL's log compresses best. Bytes and integers only, so that no text value can fail a flush.
+    """
+
+    xid: bytes
+    created_ms: int = 0
+    key: bytes = b""
+    body: bytes = b""
+    participants: str = ""
+    """",a,b,": the names of the participants, for operators' filters."""
+    format: int = FORMAT
+    version: int = 1
+    save_id: int = 0
+    state: int = 0
+    attention: int = 0
+    wake_ms: int | None = None
+    updated_ms: int = 0
+    progress: bytes = b""
+
+
+class Batch(NamedTuple):
+    """What one flush writes: at most one row per xid."""
+
+    begins: Sequence[Row]
+    saves: Sequence[Row]
+
+
+class Claim(NamedTuple):
+    """What a look for due work found."""
+
+    rows: Sequence[Row]
+    now_ms: int
+    """The store's clock."""
+    next_wake_ms: int | None
+    """When the next row is due that was not claimed; None if there is none."""
+
+
+class ParticipantRow(NamedTuple):
+    """A registered participant."""
+
+    name: str
+    address: str
+    actions: dict[str, str]
+    """Action name -> id of the database that holds its fence rows."""
+
+
+class ListFilter(NamedTuple):
+    """Which transactions an operator wants to see; newest first."""
+
+    states: Sequence[int] = ()
+    created_before_ms: int | None = None
+    participant: str = ""
+    before_xid: bytes | None = None
+    """Only those older than this one: the keyset of the next page."""
+    limit: int = 50
+
+
+class Fault(Enum):
+    """What a database error means for the statement that met it."""
+
+    AGAIN = "again"
+    """Nothing was stored; the same may succeed now (serialization failure, deadlock, lock time-out, busy)."""
+    LOST = "lost"
+    """The connection is gone and it is not known whether the statement was stored: run it again on a new one."""
+    REJECTED = "rejected"
+    """The database will never accept it."""
+
+
+class StoreError(Exception):
+    """The store cannot be used: what is wrong, and what to do."""
+
+
+class RowRejected(StoreError):
+    """The database does not accept this row. Nothing of it is stored."""
+
+
+class Backend(Protocol):
+    """The hot path of one database. Every method blocks; each runs on one thread at a time.
+
+    ``flush`` and ``close_writer`` run on the writer's thread, ``claim`` and ``close_reader`` on the reader's.
+    """
+
+    def engine(self) -> Engine:
+        """A SQLAlchemy engine for everything that is not hot: schema, lists, participants."""
+
+    def prepare(self) -> None:
+        """Check that the database is fit to be trusted, and take what must be held alone. Raises StoreError."""
+
+    def incarnation(self) -> str:
+        """Names the history that this database's log belongs to; another one after a restore or a failover."""
+
+    def flush(self, batch: Batch) -> list[Row | None]:
+        """Write a batch durably, all or nothing, and tell for each row (begins, then saves) what stands.
+
+        None: this row stands. Else the row that stands in its place: for a begin, the holder of its key or xid; for a
+        save, the version that was not the expected one (a row with state 0 if there is none at all).
+        Running the same batch again is harmless, and waits for the lock of a COMMIT still on its way.
+        """
+
+    def claim(self, limit: int, lease_ms: int) -> Claim:
+        """Move ``wake_ms`` of up to ``limit`` due rows forward by a lease, and return them. Never ``version``."""
+
+    def fault(self, error: Exception) -> Fault:
+        """What an error raised by ``flush`` or ``claim`` means."""
+
+    def close_writer(self) -> None:
+        """Close the writer's connection, or drop it if it is broken. The next ``flush`` opens a new one."""
+
+    def close_reader(self) -> None:
+        """Likewise for the reader's."""
+
+    def release(self) -> None:
+        """Give back what ``prepare`` took."""

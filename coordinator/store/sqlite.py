@@ -1,0 +1,177 @@
+"""The hot path on SQLite: one file, one coordinator.
+
+WAL with ``synchronous=FULL``: a COMMIT that has returned is on disk. One writer connection on one thread. The
+instance lock is ``flock`` on a file of its own: opening or locking the database file itself from this process would
+drop the locks that SQLite holds on it (protocol A9).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import IO
+
+import sqlalchemy as sa
+
+from .rows import Batch, Claim, Fault, Row, StoreError
+
+_COLUMNS = ", ".join(Row._fields)
+_INSERT = (
+    f"INSERT INTO tricord_transaction ({_COLUMNS}) VALUES ({', '.join('?' * len(Row._fields))}) ON CONFLICT DO NOTHING"
+)
+_UPDATE = (
+    "UPDATE tricord_transaction SET version = ?, save_id = ?, state = ?, attention = ?, wake_ms = ?, updated_ms = ?, "
+    "progress = ? WHERE xid = ? AND version = ?"
+)
+_BY_XID = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE xid = ?"
+_BY_KEY = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE key = ?"
+_DUE = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE wake_ms <= ? ORDER BY wake_ms LIMIT ?"
+_NEXT = "SELECT min(wake_ms) FROM tricord_transaction WHERE wake_ms IS NOT NULL"
+_BUSY_TIMEOUT_MS = 5_000
+_AGAIN = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+class SqliteBackend:
+    """One SQLite file as a store."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock_file: IO[str] | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+
+    def engine(self) -> sa.Engine:
+        engine = sa.create_engine(
+            sa.URL.create("sqlite", database=str(self.path)), connect_args={"timeout": _BUSY_TIMEOUT_MS / 1000}
+        )
+        sa.event.listen(engine, "connect", lambda connection, _record: _set_pragmas(connection))
+        return engine
+
+    def prepare(self) -> None:
+        lock_path = self.path.with_name(self.path.name + ".lock")
+        try:
+            lock_file = lock_path.open("a+")
+        except OSError as error:
+            raise StoreError(
+                f"the store's lock file {lock_path} cannot be opened: {error.strerror}; "
+                "--store must name a file in a folder that exists and may be written to"
+            ) from error
+        try:
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock_file.seek(0)
+            holder = lock_file.read(20).strip() or "?"
+            lock_file.close()
+            raise StoreError(
+                f"another coordinator (process {holder}) uses the store {self.path}: one SQLite file serves one "
+                "coordinator; stop that one, name another file, or use PostgreSQL"
+            ) from error
+        lock_file.truncate(0)
+        lock_file.write(str(os.getpid()))
+        lock_file.flush()
+        self._lock_file = lock_file
+        try:
+            connection = self._open()
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            connection.close()
+        except sqlite3.Error as error:
+            raise StoreError(f"the store {self.path} cannot be opened as a SQLite database: {error}") from error
+
+    def incarnation(self) -> str:
+        return "sqlite"  # a file has no history that could be told apart from outside
+
+    def flush(self, batch: Batch) -> list[Row | None]:
+        connection = self._writer = self._writer or self._open()
+        standing: list[Row | None] = []
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for row in batch.begins:
+                stored = connection.execute(_INSERT, (*row[:2], row.key or None, *row[3:])).rowcount
+                standing.append(None if stored else self._holder(connection, row))
+            for row in batch.saves:
+                values = (row.version, row.save_id, row.state, row.attention, row.wake_ms, row.updated_ms, row.progress)
+                stored = connection.execute(_UPDATE, (*values, row.xid, row.version - 1)).rowcount
+                standing.append(None if stored else self._holder(connection, row))
+            connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+        return standing
+
+    def claim(self, limit: int, lease_ms: int) -> Claim:
+        connection = self._reader = self._reader or self._open()
+        now_ms = time.time_ns() // 1_000_000
+        (next_ms,) = connection.execute(_NEXT).fetchone()
+        if next_ms is None or next_ms > now_ms or limit < 1:
+            return Claim((), now_ms, next_ms)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            wake_ms = now_ms + lease_ms
+            found = [_row(values) for values in connection.execute(_DUE, (now_ms, limit))]
+            rows = [row._replace(wake_ms=wake_ms) for row in found]
+            connection.executemany(
+                "UPDATE tricord_transaction SET wake_ms = ? WHERE xid = ?", [(wake_ms, row.xid) for row in rows]
+            )
+            (next_ms,) = connection.execute(_NEXT).fetchone()
+            connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+        return Claim(rows, now_ms, next_ms)
+
+    def fault(self, error: Exception) -> Fault:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in _AGAIN:
+            return Fault.AGAIN
+        if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError | sqlite3.InterfaceError | OverflowError):
+            return Fault.REJECTED
+        if code == sqlite3.SQLITE_TOOBIG:
+            return Fault.REJECTED
+        return Fault.LOST  # disk full, I/O error, …: nothing is known but that it may pass
+
+    def close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def release(self) -> None:
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=_BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
+        )
+        _set_pragmas(connection)
+        return connection
+
+    def _holder(self, connection: sqlite3.Connection, mine: Row) -> Row | None:
+        """The row that stands in place of mine; None if it is mine after all, from a run whose end was not seen."""
+        values = connection.execute(_BY_XID, (mine.xid,)).fetchone()
+        if values is None and mine.key:
+            values = connection.execute(_BY_KEY, (mine.key,)).fetchone()
+        row = Row(mine.xid) if values is None else _row(values)
+        return None if row.save_id == mine.save_id and row.xid == mine.xid else row
+
+
+def _row(values: tuple[object, ...]) -> Row:
+    row = Row._make(values)
+    return row if row.key is not None else row._replace(key=b"")
+
+
+def _set_pragmas(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")

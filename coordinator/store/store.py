@@ -1,0 +1,247 @@
+"""The asyncio face of a backend: threads, lost connections, running again.
+
+The hot path has a thread for its flushes and one for its claims, each with a connection of its own; the backends stay
+plain blocking code. A flush is run until its outcome is known (protocol A1): after a lost connection the same batch
+goes out again on a new one, and the rows' ``save_id`` tell whose they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import sqlalchemy as sa
+import structlog
+
+from . import schema
+from .rows import Backend, Batch, Claim, Fault, ListFilter, ParticipantRow, Row, RowRejected, StoreError
+
+_log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T")
+
+_PAUSE_S_MIN = 0.02
+_PAUSE_S_MAX = 1.0
+
+
+class StoreClosed(StoreError):
+    """The store was closed while it could not tell whether something was stored."""
+
+
+def backend_for(url: str, lease_ms: int) -> Backend:
+    """The backend for a store's URL: ``postgresql://…``, ``sqlite:///path`` or a path. Raises StoreError."""
+    if url.startswith(("postgresql://", "postgres://")):
+        from .postgres import PostgresBackend  # an extra: only who names it needs it
+
+        return PostgresBackend(url, lease_ms)
+    if "://" in url and not url.startswith("sqlite:///"):
+        scheme = url.split("://", 1)[0]
+        raise StoreError(f"store: {scheme}:// is not supported; use postgresql://…, sqlite:///path or a file's path")
+    from .sqlite import SqliteBackend
+
+    path = url.removeprefix("sqlite:///")
+    if path in ("", ":memory:"):
+        raise StoreError("store: a database in memory would lose every decision with the process; name a file")
+    return SqliteBackend(Path(path))
+
+
+class Store:
+    """A store of transactions, from asyncio. ``open`` first; every method may raise StoreError."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
+        self._engine: sa.Engine | None = None
+        self._closing = threading.Event()
+        self._offset_ms = time.time() * 1000 - time.monotonic() * 1000
+        self.store_id = ""
+        self.flushes = 0
+        """Flushes that were committed."""
+
+    async def open(self) -> None:
+        """Check the database, create its tables if it is empty, and learn its clock. Raises StoreError."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._reader, self._open)
+
+    def _open(self) -> None:
+        self._backend.prepare()
+        try:
+            self._engine = self._backend.engine()
+            schema.ensure_schema(self._engine)
+            incarnation = self._backend.incarnation()
+            self.store_id, changed = schema.store_identity(self._engine, incarnation)
+        except sa.exc.SQLAlchemyError as error:
+            self._backend.release()
+            raise StoreError(f"the store cannot be set up: {' '.join(str(error).split())[:500]}") from error
+        except StoreError:
+            self._backend.release()
+            raise
+        if changed:
+            _log.error(
+                "store.history_changed", hint="a restore or failover may have lost decisions; see `tricord list`"
+            )
+        self._claim(0, 0)
+
+    async def close(self) -> None:
+        """Close the connections. A flush whose outcome is not known by then ends with StoreClosed."""
+        self._closing.set()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._writer, self._backend.close_writer)
+        await loop.run_in_executor(self._reader, self._backend.close_reader)
+        self._writer.shutdown()
+        self._reader.shutdown()
+        if self._engine is not None:
+            self._engine.dispose()
+        self._backend.release()
+
+    def now_ms(self) -> int:
+        """The store's clock, as last heard, carried on by this machine's monotonic one."""
+        return int(time.monotonic() * 1000 + self._offset_ms)
+
+    # --- the hot path --------------------------------------------------------------------------------------
+
+    def flush(self, batch: Batch) -> asyncio.Future[list[Row | RowRejected | None]]:
+        """Write a batch; see ``Backend.flush``. A row that the database rejects fails alone: RowRejected stands for it.
+
+        Done when the outcome of every row is known, however long that takes.
+        """
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._writer, self._flush, batch)
+
+    async def claim(self, limit: int, lease_ms: int) -> Claim:
+        """Take over up to ``limit`` rows that are due, for a lease; see ``Backend.claim``."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reader, self._claim, limit, lease_ms)
+
+    def _flush(self, batch: Batch) -> list[Row | RowRejected | None]:
+        pause_s = _PAUSE_S_MIN
+        while True:
+            try:
+                standing = self._backend.flush(batch)
+                self.flushes += 1
+                return list(standing)
+            except Exception as error:
+                fault = self._backend.fault(error)
+                if fault is Fault.REJECTED:
+                    return self._flush_halves(batch, error)
+                if fault is Fault.LOST:
+                    _log.warning(
+                        "store.flush_lost", error=str(error).strip()[:300], rows=len(batch.begins) + len(batch.saves)
+                    )
+                    self._backend.close_writer()
+            if self._closing.wait(pause_s):
+                raise StoreClosed("the store was closed before the outcome of its last flush was known")
+            pause_s = min(pause_s * 2, _PAUSE_S_MAX)
+
+    def _flush_halves(self, batch: Batch, error: Exception) -> list[Row | RowRejected | None]:
+        """Find the rows that the database rejects: they fail alone, never their companions."""
+        rows = [(row, True) for row in batch.begins] + [(row, False) for row in batch.saves]
+        if len(rows) == 1:
+            return [RowRejected(f"the database rejected the transaction: {' '.join(str(error).split())[:300]}")]
+        middle = len(rows) // 2
+        standing: list[Row | RowRejected | None] = []
+        for half in (rows[:middle], rows[middle:]):
+            standing += self._flush(Batch([r for r, new in half if new], [r for r, new in half if not new]))
+        return standing
+
+    def _claim(self, limit: int, lease_ms: int) -> Claim:
+        before_s = time.monotonic()
+        try:
+            claim = self._backend.claim(limit, lease_ms)
+        except Exception as error:
+            if self._backend.fault(error) is not Fault.AGAIN:
+                self._backend.close_reader()
+            raise StoreError(f"the store did not answer: {' '.join(str(error).split())[:300]}") from error
+        if not claim.rows:  # one quick read: its middle is when the clock was read
+            self._offset_ms = claim.now_ms - (before_s + time.monotonic()) * 500
+        return claim
+
+    # --- everything else -----------------------------------------------------------------------------------
+
+    async def get(self, *, xid: bytes = b"", key: bytes = b"") -> Row | None:
+        """The row of one transaction, by xid or by key."""
+        column, value = (schema.transactions.c.xid, xid) if xid else (schema.transactions.c.key, key)
+
+        def read(connection: sa.Connection) -> Row | None:
+            found = connection.execute(sa.select(schema.transactions).where(column == value)).one_or_none()
+            return None if found is None else _row(found)
+
+        return await self._run(read)
+
+    async def list(self, which: ListFilter) -> Sequence[Row]:
+        """Transactions, newest first."""
+        t = schema.transactions
+        query = sa.select(t).order_by(t.c.xid.desc()).limit(which.limit)
+        if which.states:
+            query = query.where(t.c.state.in_(which.states))
+        if which.created_before_ms is not None:
+            query = query.where(t.c.created_ms <= which.created_before_ms)
+        if which.participant:
+            query = query.where(t.c.participants.contains(f",{which.participant},", autoescape=True))
+        if which.before_xid is not None:
+            query = query.where(t.c.xid < which.before_xid)
+        return await self._run(lambda connection: [_row(found) for found in connection.execute(query)])
+
+    async def participants(self) -> Sequence[ParticipantRow]:
+        """All registered participants."""
+        p = schema.participants
+        query = sa.select(p.c.name, p.c.address, p.c.actions).order_by(p.c.name)
+        return await self._run(lambda connection: [ParticipantRow(*found) for found in connection.execute(query)])
+
+    async def register(self, row: ParticipantRow, *, replace_fence: bool) -> dict[str, tuple[str, str]]:
+        """Store a participant, in place of what was stored under its name.
+
+        Returns what stands in the way, and then stores nothing: action -> (stored fence id, the one given now).
+        """
+        return await self._run(lambda connection: self._register(connection, row, replace_fence))
+
+    def _register(
+        self, connection: sa.Connection, row: ParticipantRow, replace_fence: bool
+    ) -> dict[str, tuple[str, str]]:
+        p = schema.participants
+        found = connection.execute(sa.select(p.c.actions).where(p.c.name == row.name).with_for_update()).one_or_none()
+        values = {"address": row.address, "actions": row.actions, "updated_ms": self.now_ms()}
+        if found is None:
+            connection.execute(p.insert().values(name=row.name, **values))
+            return {}
+        stored: dict[str, str] = found.actions
+        clashes = {
+            action: (stored[action], fence_id)
+            for action, fence_id in row.actions.items()
+            if stored.get(action, fence_id) != fence_id
+        }
+        if clashes and not replace_fence:
+            return clashes
+        connection.execute(p.update().where(p.c.name == row.name).values(**values))
+        return {}
+
+    async def _run(self, work: Callable[[sa.Connection], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(None, self._run_blocking, work)
+
+    def _run_blocking(self, work: Callable[[sa.Connection], _T]) -> _T:
+        """One local transaction, run again while the database says that it may succeed."""
+        if self._engine is None:
+            raise StoreError("the store is not open")
+        for attempt in range(5):
+            try:
+                with self._engine.begin() as connection:
+                    return work(connection)
+            except sa.exc.DBAPIError as error:
+                again = isinstance(error, sa.exc.IntegrityError) or (
+                    isinstance(error.orig, Exception) and self._backend.fault(error.orig) is Fault.AGAIN
+                )
+                if attempt == 4 or not (again or error.connection_invalidated):
+                    raise StoreError(f"the store did not answer: {' '.join(str(error.orig).split())[:300]}") from error
+                self._closing.wait(_PAUSE_S_MIN * 2**attempt)
+        raise AssertionError("unreachable")
+
+
+def _row(found: sa.Row[tuple[object, ...]]) -> Row:
+    row = Row._make(found)
+    return row if row.key is not None else row._replace(key=b"")

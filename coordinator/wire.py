@@ -1,0 +1,229 @@
+"""Between the wire and the model: requests checked and read, transactions and errors written.
+
+Everything that comes in is checked here, before anything is stored; each complaint names the field and the limit.
+"""
+
+from __future__ import annotations
+
+import re
+
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from tricord.v1 import coordinator_pb2, registry_pb2, types_pb2
+
+from .errors import DOMAIN, InvalidRequest, RpcError, Violation
+from .ids import parse_xid
+from .model import Attention, BranchSpec, Payload, Step, Transaction
+from .store.rows import ParticipantRow
+
+BRANCHES_MAX = 64
+PAYLOAD_BYTES_MAX = 1024 * 1024
+REQUEST_BYTES_MAX = 8 * 1024 * 1024
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+"""gRPC's own limit: above ours, so that it is ours that is told."""
+KEY_CHARS_MAX = 255
+NAME_CHARS_MAX = 64
+CONTENT_TYPE_CHARS_MAX = 255
+ADDRESS_CHARS_MAX = 255
+ACTIONS_MAX = 256
+FENCE_ID_CHARS_MAX = 64
+TIMEOUT_MS_MAX = 24 * 3600 * 1000
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})\Z")
+_KEY_SEPARATOR = b"\0"
+
+
+# --- what comes in ----------------------------------------------------------------------------------------
+
+
+class Starting:
+    """A checked request to start a transaction."""
+
+    __slots__ = ("branches", "key", "timeout_ms")
+
+    def __init__(self, request: coordinator_pb2.ExecuteRequest, namespace: str, timeout_ms_default: int) -> None:
+        """Raises InvalidRequest, with every wrong field."""
+        size = request.ByteSize()
+        if size > REQUEST_BYTES_MAX:
+            raise InvalidRequest(Violation("request", f"has {size} bytes; the limit is {REQUEST_BYTES_MAX}"))
+        wrong: list[Violation] = []
+        self.key = b""
+        if request.idempotency_key:
+            self.key = read_key(request.idempotency_key, namespace, wrong)
+        self.timeout_ms = _timeout_ms(request, timeout_ms_default, wrong)
+        if request.wait not in coordinator_pb2.Wait.values():
+            wrong.append(Violation("wait", f"is {request.wait}, which is no Wait"))
+        count = len(request.branches)
+        if not count:
+            wrong.append(Violation("branches", "a transaction needs at least 1 branch"))
+        elif count > BRANCHES_MAX:
+            wrong.append(Violation("branches", f"has {count} branches; the limit is {BRANCHES_MAX}"))
+        if wrong:
+            raise InvalidRequest(*wrong)
+        self.branches = tuple(_branch(f"branches[{n}]", b, wrong) for n, b in enumerate(request.branches))
+        if wrong:
+            raise InvalidRequest(*wrong)
+
+
+def read_key(text: str, namespace: str, wrong: list[Violation]) -> bytes:
+    """The stored form of an idempotency key. The namespace stands before it, so two callers' keys never meet (B4)."""
+    field = "idempotency_key"
+    if len(text) > KEY_CHARS_MAX:
+        wrong.append(Violation(field, f"has {len(text)} characters; the limit is {KEY_CHARS_MAX}"))
+    elif not text.strip():
+        wrong.append(Violation(field, f"is empty; it needs 1 to {KEY_CHARS_MAX} characters"))
+    elif not text.isprintable():
+        wrong.append(Violation(field, "has control or other unprintable characters"))
+    return namespace.encode() + _KEY_SEPARATOR + text.encode()
+
+
+def read_xid(text: str, field: str = "xid") -> bytes:
+    """The xid that a text names. Raises InvalidRequest."""
+    xid = parse_xid(text)
+    if xid is None:
+        raise InvalidRequest(Violation(field, "is not an xid: 32 hexadecimal digits"))
+    return xid
+
+
+def read_registration(request: registry_pb2.RegisterParticipantRequest) -> ParticipantRow:
+    """A checked registration. Raises InvalidRequest, with every wrong field."""
+    wrong: list[Violation] = []
+    _check_name("participant", request.participant, wrong)
+    match = _ADDRESS.match(request.address)
+    if len(request.address) > ADDRESS_CHARS_MAX or match is None or not 0 < int(match[2]) < 65536:
+        wrong.append(Violation("address", f"is not host:port with at most {ADDRESS_CHARS_MAX} characters"))
+    if not 0 < len(request.actions) <= ACTIONS_MAX:
+        wrong.append(Violation("actions", f"has {len(request.actions)} actions; 1 to {ACTIONS_MAX} are needed"))
+    actions: dict[str, str] = {}
+    for n, action in enumerate(request.actions):
+        _check_name(f"actions[{n}].name", action.name, wrong)
+        if action.name in actions:
+            wrong.append(Violation(f"actions[{n}].name", f"is there twice: {action.name}"))
+        fence_id = action.fence_id
+        if not 0 < len(fence_id) <= FENCE_ID_CHARS_MAX or not fence_id.isprintable():
+            limit = f"needs 1 to {FENCE_ID_CHARS_MAX} printable characters"
+            wrong.append(Violation(f"actions[{n}].fence_id", limit))
+        actions[action.name] = fence_id
+    if wrong:
+        raise InvalidRequest(*wrong)
+    return ParticipantRow(request.participant, request.address, actions)
+
+
+def check_name(field: str, name: str) -> None:
+    """Raises InvalidRequest unless it is a participant's or action's name."""
+    wrong: list[Violation] = []
+    _check_name(field, name, wrong)
+    if wrong:
+        raise InvalidRequest(*wrong)
+
+
+def duration_ms(duration: duration_pb2.Duration) -> int:
+    """Whole milliseconds, rounded up."""
+    return duration.seconds * 1000 + -(-duration.nanos // 1_000_000)
+
+
+def _timeout_ms(request: coordinator_pb2.ExecuteRequest, default_ms: int, wrong: list[Violation]) -> int:
+    if not request.HasField("timeout"):
+        return default_ms
+    timeout_ms = duration_ms(request.timeout)
+    if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
+        wrong.append(Violation("timeout", f"is {timeout_ms} ms; it must be more than 0 and at most 24 h"))
+    return timeout_ms
+
+
+def _branch(field: str, branch: coordinator_pb2.BranchRequest, wrong: list[Violation]) -> BranchSpec:
+    _check_name(f"{field}.participant", branch.participant, wrong)
+    _check_name(f"{field}.action", branch.action, wrong)
+    data = branch.payload.data
+    content_type = branch.payload.content_type
+    if len(data) > PAYLOAD_BYTES_MAX:
+        wrong.append(Violation(f"{field}.payload", f"has {len(data)} bytes; the limit is {PAYLOAD_BYTES_MAX}"))
+    if len(content_type) > CONTENT_TYPE_CHARS_MAX or not (content_type.isascii() and content_type.isprintable()):
+        limit = f"must be at most {CONTENT_TYPE_CHARS_MAX} printable ASCII characters"
+        wrong.append(Violation(f"{field}.payload.content_type", limit))
+    return BranchSpec(branch.participant, branch.action, Payload(data, content_type))
+
+
+def _check_name(field: str, name: str, wrong: list[Violation]) -> None:
+    if not _NAME.match(name):
+        shown = f"has {len(name)} characters" if len(name) > NAME_CHARS_MAX else f"is {name!r}"
+        wrong.append(Violation(field, f"{shown}; a name is 1 to {NAME_CHARS_MAX} of A-Z a-z 0-9 . _ -"))
+
+
+# --- what goes out ----------------------------------------------------------------------------------------
+
+
+def transaction_message(tx: Transaction) -> types_pb2.Transaction:
+    """A transaction as callers see it."""
+    spec = tx.spec
+    message = types_pb2.Transaction(
+        xid=spec.xid.hex(),
+        idempotency_key=spec.key.partition(_KEY_SEPARATOR)[2].decode(),
+        state=int(tx.state),  # type: ignore[arg-type]  # the same numbers; a test compares them
+        attention=_ATTENTION[tx.attention],
+        branches=[_branch_message(n, b, s) for n, (b, s) in enumerate(zip(spec.branches, tx.steps, strict=True), 1)],
+        create_time=_timestamp(spec.created_ms),
+        update_time=_timestamp(tx.updated_ms),
+        deadline_time=_timestamp(spec.deadline_ms),
+        cancel_reason=tx.cancel_reason,
+        version=tx.version,
+    )
+    message.timeout.FromMilliseconds(spec.timeout_ms)
+    if tx.decided_ms:
+        message.decide_time.CopyFrom(_timestamp(tx.decided_ms))
+    return message
+
+
+_ATTENTION = {
+    Attention.NONE: types_pb2.ATTENTION_NONE,
+    Attention.RETRYING: types_pb2.ATTENTION_RETRYING,
+    Attention.VIOLATION: types_pb2.ATTENTION_VIOLATION,
+}
+
+
+def _branch_message(branch_id: int, branch: BranchSpec, step: Step) -> types_pb2.Branch:
+    message = types_pb2.Branch(
+        branch_id=branch_id,
+        participant=branch.participant,
+        action=branch.action,
+        state=int(step.status),  # type: ignore[arg-type]  # the same numbers; a test compares them
+        payload=types_pb2.Payload(data=branch.payload.data, content_type=branch.payload.content_type),
+        attempts=step.attempts,
+        last_error=step.error,
+    )
+    if step.result is not None:
+        message.result.CopyFrom(types_pb2.Payload(data=step.result.data, content_type=step.result.content_type))
+    if step.refusal is not None:
+        message.refusal.CopyFrom(types_pb2.Refusal(reason=step.refusal.reason, message=step.refusal.message))
+    if step.attempts and step.next_ms:
+        message.next_attempt_time.CopyFrom(_timestamp(step.next_ms))
+    return message
+
+
+def _timestamp(ms: int) -> Timestamp:
+    return Timestamp(seconds=ms // 1000, nanos=ms % 1000 * 1_000_000)
+
+
+def error_status(error: RpcError) -> status_pb2.Status:
+    """An error as google.rpc.Status: one ErrorInfo, and the wrong fields or the time to wait where there are any."""
+    status = status_pb2.Status(code=getattr(code_pb2, error.code.name), message=str(error))
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    details: list[object] = [info]
+    if error.violations:
+        fields = [
+            error_details_pb2.BadRequest.FieldViolation(field=v.field, description=v.description)
+            for v in error.violations
+        ]
+        details.append(error_details_pb2.BadRequest(field_violations=fields))
+    if error.retry_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(int(error.retry_s * 1000))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)  # type: ignore[arg-type]
+        status.details.append(packed)
+    return status

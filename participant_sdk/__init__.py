@@ -1,0 +1,106 @@
+"""The Tricord SDK: take part in distributed transactions, and start them.
+
+    participant   Participant: actions on an engine, served over gRPC
+    actions       Try, Confirm and Cancel handlers and what is checked about them
+    fence         the pure table that says what a call may do
+    fence_log     the fence's tables and the statements that meet a row of them
+    local_transaction, steps, databases, engines, prepare
+                  one call's local transaction: its steps written once, two thin runners, what differs by database
+    lanes, service, exchange, serve, registration
+                  from the network to the fence and back
+    payload, json_types
+                  annotated Python types as bytes
+    call          a call, its reply, and what a handler is called with
+    client, coordinator_messages, transaction
+                  for initiators
+    errors        the tree of errors
+
+Names are loaded when they are first used: a program that only starts transactions never loads SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from participant_sdk.call import Call
+    from participant_sdk.client import AsyncTricordClient, TricordClient, Wait, branch
+    from participant_sdk.errors import (
+        ConfigurationError,
+        IdempotencyKeyReused,
+        InvalidRequest,
+        OutcomeUnknown,
+        Refused,
+        RequestFailed,
+        TransactionCancelled,
+        TransactionNotFound,
+        TricordError,
+        UnknownParticipant,
+    )
+    from participant_sdk.fence_log import metadata
+    from participant_sdk.participant import Participant
+    from participant_sdk.payload import Payload, PayloadError
+    from participant_sdk.transaction import Branch, BranchRefusal, BranchState, Transaction, TransactionState
+
+_HOMES = {
+    "call": ("Call",),
+    "client": ("AsyncTricordClient", "TricordClient", "Wait", "branch"),
+    "errors": (
+        "ConfigurationError",
+        "IdempotencyKeyReused",
+        "InvalidRequest",
+        "OutcomeUnknown",
+        "Refused",
+        "RequestFailed",
+        "TransactionCancelled",
+        "TransactionNotFound",
+        "TricordError",
+        "UnknownParticipant",
+    ),
+    "fence_log": ("metadata",),
+    "participant": ("Participant",),
+    "payload": ("Payload", "PayloadError"),
+    "transaction": ("Branch", "BranchRefusal", "BranchState", "Transaction", "TransactionState"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AsyncTricordClient",
+    "Branch",
+    "BranchRefusal",
+    "BranchState",
+    "Call",
+    "ConfigurationError",
+    "IdempotencyKeyReused",
+    "InvalidRequest",
+    "OutcomeUnknown",
+    "Participant",
+    "Payload",
+    "PayloadError",
+    "Refused",
+    "RequestFailed",
+    "Transaction",
+    "TransactionCancelled",
+    "TransactionNotFound",
+    "TransactionState",
+    "TricordClient",
+    "TricordError",
+    "UnknownParticipant",
+    "Wait",
+    "branch",
+    "metadata",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'participant_sdk' has no attribute {name!r}")
+    value = getattr(import_module(f"participant_sdk.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,230 @@
+"""Actions: the Try, Confirm and Cancel handlers that belong together, and what is checked about them.
+
+    @bank.action("debit")
+    def debit(call: Call[Debit], db: Connection) -> Held: ...
+    @debit.confirm
+    def confirm_debit(call: Call[Debit], db: Connection) -> None: ...
+    @debit.cancel
+    def cancel_debit(call: Call[Debit], db: Connection) -> None: ...
+
+Shaped like `property`. What can be wrong is found when the module is imported or, at the latest, when the participant
+starts, and never when money is on its way. The functions stay plain functions that a unit test can call.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
+
+from participant_sdk.call import Call
+from participant_sdk.errors import ConfigurationError
+from participant_sdk.payload import Codec, Payload, PayloadError, UnsupportedType, codec_for, decode_untyped
+
+if sys.version_info >= (3, 14):
+    import annotationlib
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def check_name(kind: str, name: str) -> str:
+    """`name` if it may name a participant or an action; raises ConfigurationError otherwise."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigurationError(f"{kind} name {name!r} is not 1 to 64 characters of A-Z a-z 0-9 . _ -")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A complete, checked action."""
+
+    name: str
+    try_handler: Callable[..., Any]
+    confirm_handler: Callable[..., Any]
+    cancel_handler: Callable[..., Any]
+    payload: Codec
+    result: Codec | None
+
+    def decode_payload(self, payload: Payload) -> Any:
+        """What the handlers get as `call.payload`; raises PayloadError."""
+        return self.payload.decode(payload)
+
+    def decode_result(self, stored: Payload | None) -> Any:
+        """What Confirm and Cancel get as `call.result`; raises PayloadError."""
+        if stored is None:
+            return None
+        return decode_untyped(stored) if self.result is None else self.result.decode(stored)
+
+
+Actions: TypeAlias = Mapping[str, Action]
+
+
+class ActionDefinition(Generic[P, R]):
+    """A Try handler with the decorators that add its Confirm and Cancel. Calling it calls the Try function."""
+
+    def __init__(self, name: str, try_handler: Callable[P, R], *, asynchronous: bool) -> None:
+        self.name = check_name("action", name)
+        self._asynchronous = asynchronous
+        self._handlers: dict[str, Callable[..., Any]] = {}
+        self.__wrapped__ = try_handler
+        self.__doc__ = try_handler.__doc__
+        self._add("Try", try_handler)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.__wrapped__(*args, **kwargs)
+
+    def confirm(self, handler: F) -> F:
+        """Decorator: `handler(call, db)` makes final what Try reserved. It may be needed at any later time."""
+        self._add("Confirm", handler)
+        return handler
+
+    def cancel(self, handler: F) -> F:
+        """Decorator: `handler(call, db)` gives back what Try reserved."""
+        self._add("Cancel", handler)
+        return handler
+
+    def _add(self, phase: str, handler: Callable[..., Any]) -> None:
+        if phase in self._handlers:
+            raise ConfigurationError(f"action {self.name!r} has two {phase} handlers")
+        _check_shape(f"the {phase} handler of action {self.name!r}", handler, self._asynchronous)
+        self._handlers[phase] = handler
+
+    def complete(self) -> Action:
+        """The checked action; raises ConfigurationError naming the handler or annotation that is missing or wrong."""
+        for phase in ("Confirm", "Cancel"):
+            if phase not in self._handlers:
+                raise ConfigurationError(
+                    f"action {self.name!r} has no {phase} handler: add one with @{self._try_name()}.{phase.lower()}"
+                )
+        annotations = {phase: _annotations(handler) for phase, handler in self._handlers.items()}
+        kind = self._payload_type("Try", annotations["Try"][0])
+        if kind is None:
+            raise ConfigurationError(
+                f"action {self.name!r}: annotate the first parameter of its Try handler as Call[...] with the type "
+                "of the payload: a dataclass, a protobuf message class, dict or bytes"
+            )
+        for phase in ("Confirm", "Cancel"):
+            other = self._payload_type(phase, annotations[phase][0])
+            if other is not None and other != kind:
+                raise ConfigurationError(
+                    f"action {self.name!r}: its {phase} handler takes Call[{_type_name(other)}], its Try handler "
+                    f"Call[{_type_name(kind)}]; the payload is the same in every phase"
+                )
+        try:
+            payload = codec_for(kind)
+        except UnsupportedType as error:
+            raise ConfigurationError(f"action {self.name!r}: its payload type {error}") from None
+        return Action(
+            name=self.name,
+            try_handler=self._handlers["Try"],
+            confirm_handler=self._handlers["Confirm"],
+            cancel_handler=self._handlers["Cancel"],
+            payload=payload,
+            result=self._result_codec(annotations["Try"][1]),
+        )
+
+    def _try_name(self) -> str:
+        return getattr(self.__wrapped__, "__name__", "action")
+
+    def _payload_type(self, phase: str, annotation: Any) -> Any:
+        """T of `Call[T]`; None if the parameter is not annotated."""
+        if annotation is None or annotation is Any:
+            return None
+        if typing.get_origin(annotation) is not Call or isinstance(typing.get_args(annotation)[0], TypeVar):
+            raise ConfigurationError(
+                f"action {self.name!r}: the first parameter of its {phase} handler is annotated "
+                f"{_type_name(annotation)}, not Call[...] with the type of the payload"
+            )
+        return typing.get_args(annotation)[0]
+
+    def _result_codec(self, annotation: Any) -> Codec | None:
+        members = [annotation]
+        if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+            members = [member for member in typing.get_args(annotation) if member is not type(None)]
+        if len(members) != 1 or members[0] in (None, type(None), Any):
+            return None
+        try:
+            return codec_for(members[0])
+        except UnsupportedType as error:
+            raise ConfigurationError(f"action {self.name!r}: the return type of its Try handler {error}") from None
+
+
+def complete_actions(participant: str, definitions: Mapping[str, ActionDefinition[Any, Any]]) -> Actions:
+    """All actions of a participant, checked; raises ConfigurationError."""
+    if not definitions:
+        raise ConfigurationError(f"participant {participant!r} has no actions: add one with @….action(name)")
+    return {name: definition.complete() for name, definition in definitions.items()}
+
+
+def _check_shape(who: str, handler: Callable[..., Any], asynchronous: bool) -> None:
+    if not callable(handler):
+        raise ConfigurationError(f"{who} is not a function")
+    if inspect.iscoroutinefunction(handler) != asynchronous:
+        wanted, engine = ("async def", "AsyncEngine") if asynchronous else ("def", "Engine")
+        raise ConfigurationError(f"{who} must be a plain `{wanted}` function, because the participant has an {engine}")
+    try:
+        _signature(handler).bind(object(), object())
+    except TypeError as error:
+        raise ConfigurationError(f"{who} must take two parameters, (call, db): {error}") from None
+
+
+def _annotations(handler: Callable[..., Any]) -> tuple[Any, Any]:
+    """The annotations of the first parameter and of the result, each None if there is none or it cannot be read.
+
+    Each is looked up by itself: `Connection` may well be imported for type checkers only.
+    """
+    function = inspect.unwrap(handler)
+    function = getattr(function, "__func__", function)
+    namespace = getattr(function, "__globals__", {})
+    first = next(iter(_signature(handler).parameters.values()))
+    hints = _raw_annotations(function)
+
+    def look_up(name: str) -> Any:
+        annotation = hints.get(name)
+        if not isinstance(annotation, str):
+            return annotation
+        try:
+            return eval(annotation, namespace)
+        except Exception as error:
+            if name == "return":
+                return None
+            raise ConfigurationError(
+                f"the annotation {annotation!r} of {getattr(function, '__qualname__', function)} cannot be looked up "
+                f"({error}); the payload type must be a global of its module"
+            ) from None
+
+    return look_up(first.name), look_up("return")
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    if sys.version_info >= (3, 14):  # where annotations are evaluated only when asked for
+        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+    return inspect.signature(function)
+
+
+def _raw_annotations(function: Any) -> dict[str, Any]:
+    if sys.version_info >= (3, 14):
+        found = annotationlib.get_annotations(function, format=annotationlib.Format.FORWARDREF)
+        return {name: _text_of(annotation) for name, annotation in found.items()}
+    return inspect.get_annotations(function)
+
+
+def _text_of(annotation: Any) -> Any:
+    """A forward reference as the text that it stands for."""
+    return annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
+
+
+def _type_name(kind: Any) -> str:
+    return getattr(kind, "__name__", None) or str(kind)
+
+
+__all__ = ["Action", "ActionDefinition", "Actions", "PayloadError", "check_name", "complete_actions"]

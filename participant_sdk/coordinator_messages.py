@@ -1,0 +1,175 @@
+"""What the coordinator's messages and errors mean to an initiator.
+
+Errors are told apart by ErrorInfo.reason, which is stable, and not by their text; without a reason by the gRPC
+status. Whether a failure may be met by asking again with the same key is decided here: everything that may be the
+network's or a restart's doing is retryable, a definite answer is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.rpc import error_details_pb2, status_pb2
+
+from participant_sdk.errors import (
+    ConfigurationError,
+    IdempotencyKeyReused,
+    InvalidRequest,
+    RequestFailed,
+    TransactionNotFound,
+    TricordError,
+    UnknownParticipant,
+    printable,
+)
+from participant_sdk.payload import Payload
+from participant_sdk.transaction import Branch, BranchRefusal, BranchState, Transaction, TransactionState
+from tricord.v1 import types_pb2
+
+_RETRYABLE: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A gRPC status other than OK, with what its details say."""
+
+    code: grpc.StatusCode
+    message: str
+    reason: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def retryable(self) -> bool:
+        """Whether asking again can end differently."""
+        too_large = self.code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in self.message
+        return self.code in _RETRYABLE and self.reason not in _DEFINITE and not too_large
+
+    def __str__(self) -> str:
+        return f"{self.reason or self.code.name}: {self.message}"
+
+
+def read_failure(error: grpc.RpcError) -> Failure:
+    """What a failed call says."""
+    reason = ""
+    fields: dict[str, str] = {}
+    metadata: Any = error.trailing_metadata()
+    for key, value in metadata or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            reason, fields = _read_details(value)
+    return Failure(error.code(), printable(error.details() or ""), reason, fields)
+
+
+def _read_details(data: bytes) -> tuple[str, dict[str, str]]:
+    reason = ""
+    fields: dict[str, str] = {}
+    try:
+        for detail in status_pb2.Status.FromString(data).details:
+            info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+            if detail.Unpack(info):
+                reason = info.reason
+            elif detail.Unpack(bad_request):
+                fields.update({each.field: each.description for each in bad_request.field_violations})
+    except DecodeError:
+        pass  # the status itself still says enough
+    return reason, fields
+
+
+def error_of(failure: Failure) -> TricordError:
+    """The error to raise for a failure that is not retryable."""
+    if failure.reason in ("UNKNOWN_PARTICIPANT", "UNKNOWN_ACTION"):
+        return UnknownParticipant(failure.message, dict(failure.fields), failure.reason)
+    if failure.reason == "IDEMPOTENCY_KEY_REUSED":
+        return IdempotencyKeyReused(failure.message)
+    if failure.reason == "TRANSACTION_NOT_FOUND" or failure.code is grpc.StatusCode.NOT_FOUND:
+        return TransactionNotFound(failure.message)
+    if failure.code is grpc.StatusCode.UNIMPLEMENTED:
+        return ConfigurationError(f"what answers at this endpoint is not a Tricord coordinator: {failure.message}")
+    if failure.reason == "INVALID_REQUEST" or failure.code in (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ):
+        return InvalidRequest(failure.message, dict(failure.fields), failure.reason or None)
+    return RequestFailed(failure.message, failure.reason or failure.code.name)
+
+
+_DEFINITE: Final = frozenset(
+    {"INVALID_REQUEST", "UNKNOWN_PARTICIPANT", "UNKNOWN_ACTION", "IDEMPOTENCY_KEY_REUSED", "TRANSACTION_NOT_FOUND"}
+)
+
+
+def write_payload(payload: Payload) -> types_pb2.Payload:
+    """The message of a payload."""
+    return types_pb2.Payload(data=payload.data, content_type=payload.content_type)
+
+
+def read_transaction(message: types_pb2.Transaction) -> Transaction:
+    """The value of a transaction's message."""
+    return Transaction(
+        xid=message.xid,
+        idempotency_key=message.idempotency_key,
+        state=_TRANSACTION_STATES.get(message.state, TransactionState.UNKNOWN),
+        needs_attention=message.attention not in (types_pb2.ATTENTION_UNSPECIFIED, types_pb2.ATTENTION_NONE),
+        branches=tuple(_read_branch(each) for each in message.branches),
+        cancel_reason=message.cancel_reason,
+        created_at=_read_time(message.create_time) if message.HasField("create_time") else None,
+        decided_at=_read_time(message.decide_time) if message.HasField("decide_time") else None,
+    )
+
+
+_TRANSACTION_STATES: Final[dict[int, TransactionState]] = {
+    types_pb2.TRANSACTION_STATE_TRYING: TransactionState.TRYING,
+    types_pb2.TRANSACTION_STATE_CONFIRMING: TransactionState.CONFIRMING,
+    types_pb2.TRANSACTION_STATE_CONFIRMED: TransactionState.CONFIRMED,
+    types_pb2.TRANSACTION_STATE_CANCELLING: TransactionState.CANCELLING,
+    types_pb2.TRANSACTION_STATE_CANCELLED: TransactionState.CANCELLED,
+}
+
+_BRANCH_STATES: Final[dict[int, BranchState]] = {
+    types_pb2.BRANCH_STATE_PENDING: BranchState.PENDING,
+    types_pb2.BRANCH_STATE_TRIED: BranchState.TRIED,
+    types_pb2.BRANCH_STATE_REFUSED: BranchState.REFUSED,
+    types_pb2.BRANCH_STATE_CONFIRMED: BranchState.CONFIRMED,
+    types_pb2.BRANCH_STATE_CANCELLED: BranchState.CANCELLED,
+}
+
+
+def _read_branch(message: types_pb2.Branch) -> Branch:
+    refusal = None
+    if message.HasField("refusal"):
+        refusal = BranchRefusal(
+            message.branch_id, message.participant, message.action, message.refusal.reason, message.refusal.message
+        )
+    return Branch(
+        branch_id=message.branch_id,
+        participant=message.participant,
+        action=message.action,
+        payload=_read_payload(message.payload),
+        state=_BRANCH_STATES.get(message.state, BranchState.UNKNOWN),
+        result=_read_payload(message.result) if message.HasField("result") else None,
+        refusal=refusal,
+        attempts=message.attempts,
+        last_error=message.last_error,
+    )
+
+
+def _read_payload(message: types_pb2.Payload) -> Payload:
+    return Payload(message.data, message.content_type)
+
+
+def _read_time(message: Timestamp) -> datetime:
+    return message.ToDatetime(UTC)

@@ -1,0 +1,164 @@
+"""The two kinds of engine, and how a call's steps are run on them.
+
+Everything that decides lives in `local_transaction`; here a connection is taken, the steps are carried out, and
+whatever goes wrong is rolled back and handed to `after_error`. The SDK works on its own view of the user's engine
+(same pool, own event listeners), so that the user's other work is not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from participant_sdk import prepare
+from participant_sdk.actions import Actions
+from participant_sdk.call import IncomingCall, Outcome, Reply
+from participant_sdk.databases import Database, wait_ms
+from participant_sdk.fence import Phase
+from participant_sdk.fence_log import insert_for
+from participant_sdk.local_transaction import Fence, after_error, steps_of
+from participant_sdk.steps import CallFailed, LocalTransactionMisused, guard_handlers, run, run_async
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+logger = logging.getLogger("tricord.participant")
+
+_TOO_LATE = "its time was up before it could start"
+_WAITED = "another call was writing to the database all the time that this one could wait"
+
+
+class SyncEngineFence:
+    """The fence on an Engine, for `def` handlers. Any thread may call `execute`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine.execution_options()
+        guard_handlers(self._engine)
+        self._turn = threading.Lock()
+
+    def prepare(self, actions: Actions, connections_needed: int) -> Fence:
+        """Create the tables, prove the engine's transactions; raises ConfigurationError."""
+        database = prepare.check_engine(self._engine, connections_needed)
+        with prepare.errors_told(), self._engine.connect() as first, self._engine.connect() as second:
+            fence_id = prepare.make_tables(first)
+            xid, failure = token_hex(16), None
+            try:
+                run(prepare.probe(database, xid), first)
+            except SQLAlchemyError as error:
+                failure = error
+            first.rollback()
+            prepare.check_rolled_back(second, xid, failure)
+        return Fence(database, insert_for(database.name), fence_id, actions)
+
+    def execute(self, call: IncomingCall, fence: Fence) -> Reply:
+        """Run one call to its reply. Never raises for what the call or its handler does."""
+        if call.phase is Phase.TRY and call.seconds_left() <= 0:
+            return Reply.unknown(_TOO_LATE)
+        runs = 0
+        while True:
+            runs += 1
+            try:
+                with self._one_at_a_time(call, fence.database), self._engine.connect() as connection:
+                    try:
+                        return _logged(call, run(steps_of(call, fence), connection))
+                    except LocalTransactionMisused:
+                        if not connection.closed:
+                            connection.invalidate()  # SQLAlchemy takes its transaction for ended: close it to roll back
+                        raise
+            except Exception as error:
+                next_step = after_error(call, error, runs, fence.database)
+                if isinstance(next_step, Reply):
+                    return _logged(call, next_step, error)
+            time.sleep(next_step)
+
+    @contextmanager
+    def _one_at_a_time(self, call: IncomingCall, database: Database) -> Iterator[None]:
+        """Where only one can write, calls take turns here, in place of polling the database for its lock."""
+        if not database.one_writer:
+            yield
+            return
+        if not self._turn.acquire(timeout=wait_ms(call) / 1000):
+            raise CallFailed(_WAITED)
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+
+class AsyncEngineFence:
+    """The fence on an AsyncEngine, for `async def` handlers. Used from one event loop."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine.execution_options()
+        guard_handlers(self._engine.sync_engine)
+        self._turn = asyncio.Lock()
+
+    async def prepare(self, actions: Actions, connections_needed: int) -> Fence:
+        """Create the tables, prove the engine's transactions; raises ConfigurationError."""
+        database = prepare.check_engine(self._engine.sync_engine, connections_needed)
+        with prepare.errors_told():
+            async with self._engine.connect() as first, self._engine.connect() as second:
+                fence_id = await first.run_sync(prepare.make_tables)
+                xid, failure = token_hex(16), None
+                try:
+                    await run_async(prepare.probe(database, xid), first)
+                except SQLAlchemyError as error:
+                    failure = error
+                await first.rollback()
+                await second.run_sync(prepare.check_rolled_back, xid, failure)
+        return Fence(database, insert_for(database.name), fence_id, actions)
+
+    async def execute(self, call: IncomingCall, fence: Fence) -> Reply:
+        """Run one call to its reply. Never raises for what the call or its handler does."""
+        if call.phase is Phase.TRY and call.seconds_left() <= 0:
+            return Reply.unknown(_TOO_LATE)
+        runs = 0
+        while True:
+            runs += 1
+            try:
+                async with self._one_at_a_time(call, fence.database), self._engine.connect() as connection:
+                    try:
+                        return _logged(call, await run_async(steps_of(call, fence), connection))
+                    except LocalTransactionMisused:
+                        if not connection.closed:
+                            await connection.invalidate()
+                        raise
+            except Exception as error:
+                next_step = after_error(call, error, runs, fence.database)
+                if isinstance(next_step, Reply):
+                    return _logged(call, next_step, error)
+            await asyncio.sleep(next_step)
+
+    @asynccontextmanager
+    async def _one_at_a_time(self, call: IncomingCall, database: Database) -> AsyncIterator[None]:
+        if not database.one_writer:
+            yield
+            return
+        try:
+            await asyncio.wait_for(self._turn.acquire(), wait_ms(call) / 1000)
+        except TimeoutError:
+            raise CallFailed(_WAITED) from None
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+
+def _logged(call: IncomingCall, reply: Reply, error: Exception | None = None) -> Reply:
+    if reply.outcome is Outcome.UNKNOWN:
+        trace = error if error is not None and not isinstance(error, CallFailed) else None
+        logger.warning("%s: unknown, rolled back: %s", call, reply.error, exc_info=trace)
+    elif reply.outcome is Outcome.VIOLATION:
+        logger.error("%s: %s", call, reply.error)
+    else:
+        logger.debug("%s: %s", call, reply.outcome.value)
+    return reply

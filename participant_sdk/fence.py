@@ -1,0 +1,94 @@
+"""The fence: what a call may do, given what the fence row of its branch says.
+
+One pure table. Messages arrive late, twice and in any order; whether a handler may run is decided here and nowhere
+else, from the row that the call itself holds locked. Read it beside the table in the design: a row per phase, a
+column per status. A verdict is a named value, so that a replayed refusal can never be mistaken for a success.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum, unique
+from typing import Final
+
+
+@unique
+class Phase(IntEnum):
+    """Which of a branch's three operations is called."""
+
+    TRY = 1
+    CONFIRM = 2
+    CANCEL = 3
+
+
+@unique
+class Status(IntEnum):
+    """What the fence row says. The numbers are stored: never change one."""
+
+    TRIED = 1
+    """Try has reserved something; it waits for Confirm or Cancel."""
+    COMMITTED = 2
+    """Confirm has run."""
+    ROLLBACKED = 3
+    """Cancel has run, or Try was refused (then the row holds the refusal)."""
+    SUSPENDED = 4
+    """Cancel came first: there is nothing to undo, and a Try that still arrives must not run."""
+
+
+@unique
+class Verdict(Enum):
+    """What to do with a call."""
+
+    RUN_TRY = "insert TRIED and run the Try handler"
+    RUN_CONFIRM = "set COMMITTED and run the Confirm handler"
+    RUN_CANCEL = "set ROLLBACKED and run the Cancel handler"
+    SUSPEND = "insert SUSPENDED, run nothing: done"
+    DONE = "done before, run nothing"
+    REPLAY_RESULT = "done before: answer with the stored result"
+    REPLAY_REFUSAL = "answer with the stored refusal, or as suspended if there is none"
+    REFUSE_SUSPENDED = "refuse: Cancel came before this Try"
+    EMPTY_CONFIRM = "violation: Confirm of a branch that was never tried here"
+    CONFIRM_AFTER_CANCEL = "violation: Confirm of a branch that was cancelled or refused"
+    CONFIRM_SUSPENDED = "violation: Confirm of a branch that was cancelled before it was tried"
+    CANCEL_AFTER_CONFIRM = "violation: Cancel of a branch that was confirmed"
+    OTHER_CALL = "violation: the branch was tried with another action or payload"
+
+    @property
+    def is_violation(self) -> bool:
+        """Whether the call contradicts what is stored: nothing runs, nothing changes."""
+        return self in VIOLATIONS
+
+
+VIOLATIONS: Final = frozenset(
+    {
+        Verdict.EMPTY_CONFIRM,
+        Verdict.CONFIRM_AFTER_CANCEL,
+        Verdict.CONFIRM_SUSPENDED,
+        Verdict.CANCEL_AFTER_CONFIRM,
+        Verdict.OTHER_CALL,
+    }
+)
+
+TABLE: Final[dict[tuple[Phase, Status | None], Verdict]] = {
+    (Phase.TRY, None): Verdict.RUN_TRY,
+    (Phase.TRY, Status.TRIED): Verdict.REPLAY_RESULT,
+    (Phase.TRY, Status.COMMITTED): Verdict.REPLAY_RESULT,
+    (Phase.TRY, Status.ROLLBACKED): Verdict.REPLAY_REFUSAL,
+    (Phase.TRY, Status.SUSPENDED): Verdict.REFUSE_SUSPENDED,
+    (Phase.CONFIRM, None): Verdict.EMPTY_CONFIRM,
+    (Phase.CONFIRM, Status.TRIED): Verdict.RUN_CONFIRM,
+    (Phase.CONFIRM, Status.COMMITTED): Verdict.DONE,
+    (Phase.CONFIRM, Status.ROLLBACKED): Verdict.CONFIRM_AFTER_CANCEL,
+    (Phase.CONFIRM, Status.SUSPENDED): Verdict.CONFIRM_SUSPENDED,
+    (Phase.CANCEL, None): Verdict.SUSPEND,
+    (Phase.CANCEL, Status.TRIED): Verdict.RUN_CANCEL,
+    (Phase.CANCEL, Status.COMMITTED): Verdict.CANCEL_AFTER_CONFIRM,
+    (Phase.CANCEL, Status.ROLLBACKED): Verdict.DONE,
+    (Phase.CANCEL, Status.SUSPENDED): Verdict.DONE,
+}
+
+
+def decide(phase: Phase, status: Status | None, same_fingerprint: bool) -> Verdict:
+    """The verdict on a call. `status` is None if the branch has no row; then `same_fingerprint` does not matter."""
+    if status is not None and not same_fingerprint:
+        return Verdict.OTHER_CALL
+    return TABLE[phase, status]

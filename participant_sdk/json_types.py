@@ -1,0 +1,297 @@
+"""Strict JSON for annotated Python types.
+
+A decoder is built once per type and then only applied. What is not exactly as annotated is an error that names the
+path (`lines[2].amount`): unknown field, missing field, wrong type, NaN, a name given twice. Decimal, UUID, dates
+and times travel as strings, enums by value, bytes as base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Callable
+from datetime import date, datetime, time
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from functools import lru_cache
+from typing import Any, Union
+from uuid import UUID
+
+from participant_sdk.errors import printable
+
+Decoder = Callable[[Any, str], Any]
+
+
+class PayloadError(ValueError):
+    """Bytes that do not hold what the annotation says; `path` names the bad field, "" is the whole."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path or 'payload'} {problem}")
+        self.path = path
+        self.problem = problem
+
+
+class UnsupportedType(TypeError):
+    """An annotation that the SDK cannot carry."""
+
+
+def parse_json(data: bytes) -> Any:
+    """The value in UTF-8 JSON text; raises PayloadError. Stricter than `json.loads`: no NaN, no name twice."""
+    try:
+        return json.loads(data.decode(), object_pairs_hook=_no_name_twice, parse_constant=_no_constant)
+    except PayloadError:
+        raise
+    except RecursionError:
+        raise PayloadError("", "is nested too deeply") from None
+    except ValueError as error:  # not UTF-8, not JSON, or an integer with too many digits
+        raise PayloadError("", f"is not JSON: {printable(str(error), 200)}") from None
+
+
+def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(name for position, (name, _) in enumerate(pairs) if name in dict(pairs[:position]))
+        raise PayloadError(printable(twice, 100), "is given twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise PayloadError("", f"holds {name}, which is not JSON")
+
+
+def jsonable(value: Any, path: str) -> Any:
+    """`value` as what `json.dumps` takes; raises TypeError or ValueError naming the path of what it cannot take."""
+    if isinstance(value, Enum):
+        return jsonable(value.value, path)
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{path or 'value'} is {value}, which JSON cannot hold")
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (field.name for field in dataclasses.fields(value))
+        return {name: jsonable(getattr(value, name), _member(path, name)) for name in fields}
+    if isinstance(value, dict):
+        if not all(isinstance(name, str) for name in value):
+            raise TypeError(f"{path or 'value'} has a key that is not a string")
+        return {name: jsonable(item, _member(path, name)) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item, f"{path}[{position}]") for position, item in enumerate(value)]
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError(f"{path or 'value'} is of type {type(value).__name__}, which the SDK cannot carry as JSON")
+
+
+@lru_cache(maxsize=1024)
+def decoder_for(kind: Any) -> Decoder:
+    """The decoder of an annotated type; raises UnsupportedType naming what in it cannot be carried."""
+    return _build(kind, {})
+
+
+def _build(kind: Any, building: dict[type, dict[str, Decoder]]) -> Decoder:
+    """`building` holds the dataclasses whose decoders are under way, so that one may contain itself."""
+    kind = _plain(kind)
+    if kind is Any:
+        return lambda value, path: value
+    if kind in _SCALARS:
+        return _SCALARS[kind]
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        decoders = [_build(member, building) for member in arguments if member is not type(None)]
+        return _union(decoders, nullable=type(None) in arguments)
+    if origin is typing.Literal:
+        return _literal(arguments)
+    if kind is list or origin is list:
+        return _sequence(_build(arguments[0] if arguments else Any, building), list)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return _sequence(_build(arguments[0], building), tuple)
+    if kind is dict or origin is dict:
+        if arguments and arguments[0] is not str:
+            raise UnsupportedType(f"{kind!r}: JSON names are strings")
+        return _mapping(_build(arguments[1] if arguments else Any, building))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _enum(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _dataclass(kind, building)
+    raise UnsupportedType(f"{kind!r} cannot be read from JSON")
+
+
+def _plain(kind: Any) -> Any:
+    """`kind` without the wrappers that say nothing about its JSON."""
+    while True:
+        if isinstance(kind, typing.NewType):
+            kind = kind.__supertype__
+        elif typing.get_origin(kind) in (typing.Annotated, typing.Final):
+            kind = typing.get_args(kind)[0]
+        else:
+            return kind
+
+
+def _member(path: str, name: str) -> str:
+    name = printable(name, 100)
+    return f"{path}.{name}" if path else name
+
+
+def _wrong(path: str, wanted: str, value: Any) -> PayloadError:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return PayloadError(path, f"is {names.get(type(value), 'a number')}, wanted {wanted}")
+
+
+def _scalar(kind: type, wanted: str) -> Decoder:
+    def decode(value: Any, path: str) -> Any:
+        if type(value) is not kind:  # bool is an int to isinstance, and 1 is not true
+            raise _wrong(path, wanted, value)
+        return value
+
+    return decode
+
+
+def _float(value: Any, path: str) -> float:
+    if type(value) not in (int, float):
+        raise _wrong(path, "a number", value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise PayloadError(path, "is a number that is too large")
+    return number
+
+
+def _text(parse: Callable[[str], Any], wanted: str) -> Decoder:
+    def decode(value: Any, path: str) -> Any:
+        if type(value) is not str:
+            raise _wrong(path, f"{wanted} as a string", value)
+        try:
+            return parse(value)
+        except (ValueError, InvalidOperation):
+            raise PayloadError(path, f"is {printable(value, 100)!r}, wanted {wanted}") from None
+
+    return decode
+
+
+def _finite_decimal(text: str) -> Decimal:
+    number = Decimal(text)
+    if not number.is_finite():
+        raise ValueError(text)
+    return number
+
+
+def _base64(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+_SCALARS: dict[Any, Decoder] = {
+    str: _scalar(str, "a string"),
+    int: _scalar(int, "an integer"),
+    bool: _scalar(bool, "a boolean"),
+    type(None): _scalar(type(None), "null"),
+    None: _scalar(type(None), "null"),
+    float: _float,
+    Decimal: _text(_finite_decimal, "a decimal number"),
+    UUID: _text(UUID, "a UUID"),
+    datetime: _text(datetime.fromisoformat, "an ISO 8601 date and time"),
+    date: _text(date.fromisoformat, "an ISO 8601 date"),
+    time: _text(time.fromisoformat, "an ISO 8601 time"),
+    bytes: _text(_base64, "base64"),
+}
+
+
+def _union(decoders: list[Decoder], *, nullable: bool) -> Decoder:
+    def decode(value: Any, path: str) -> Any:
+        if value is None and nullable:
+            return None
+        problem = PayloadError(path, "fits no member of the union")
+        for decoder in decoders:
+            try:
+                return decoder(value, path)
+            except PayloadError as error:
+                problem = error if len(decoders) == 1 else problem
+        raise problem
+
+    return decode
+
+
+def _literal(allowed: tuple[Any, ...]) -> Decoder:
+    def decode(value: Any, path: str) -> Any:
+        for item in allowed:
+            if type(item) is type(value) and item == value:
+                return item
+        raise PayloadError(path, f"is not one of {', '.join(map(repr, allowed))}")
+
+    return decode
+
+
+def _sequence(item: Decoder, build: Callable[[list[Any]], Any]) -> Decoder:
+    def decode(value: Any, path: str) -> Any:
+        if type(value) is not list:
+            raise _wrong(path, "an array", value)
+        return build([item(entry, f"{path}[{position}]") for position, entry in enumerate(value)])
+
+    return decode
+
+
+def _mapping(item: Decoder) -> Decoder:
+    def decode(value: Any, path: str) -> Any:
+        if type(value) is not dict:
+            raise _wrong(path, "an object", value)
+        return {name: item(entry, _member(path, name)) for name, entry in value.items()}
+
+    return decode
+
+
+def _enum(kind: type[Enum]) -> Decoder:
+    by_value = {(type(jsonable(member.value, "")), jsonable(member.value, "")): member for member in kind}
+
+    def decode(value: Any, path: str) -> Any:
+        member = by_value.get((type(value), value)) if isinstance(value, (str, int, float, bool)) else None
+        if member is None:
+            raise PayloadError(path, f"is not one of {', '.join(repr(known) for _, known in by_value)}")
+        return member
+
+    return decode
+
+
+def _dataclass(kind: type, building: dict[type, dict[str, Decoder]]) -> Decoder:
+    fields = [field for field in dataclasses.fields(kind) if field.init]
+    required = [
+        field.name
+        for field in fields
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    known = kind in building
+    decoders = building.setdefault(kind, {})
+    if not known:
+        hints = typing.get_type_hints(kind, include_extras=True)
+        for field in fields:
+            try:
+                decoders[field.name] = _build(hints[field.name], building)
+            except UnsupportedType as error:
+                raise UnsupportedType(f"{kind.__name__}.{field.name}: {error}") from None
+
+    def decode(value: Any, path: str) -> Any:
+        if type(value) is not dict:
+            raise _wrong(path, "an object", value)
+        if unknown := value.keys() - decoders.keys():
+            raise PayloadError(_member(path, min(unknown)), f"is not a field of {kind.__name__}")
+        for name in required:
+            if name not in value:
+                raise PayloadError(_member(path, name), "is missing")
+        found = {name: decoders[name](entry, _member(path, name)) for name, entry in value.items()}
+        try:
+            return kind(**found)
+        except (ValueError, TypeError) as error:  # what __post_init__ checks
+            raise PayloadError(path, f"is not a valid {kind.__name__}: {printable(str(error), 200)}") from None
+
+    return decode

@@ -1,0 +1,182 @@
+"""A participant: its name, its engine, its actions, and how it is put on the network.
+
+    bank = Participant("bank-a", engine)
+    ... handlers ...
+    bank.serve("127.0.0.1:7801", coordinator="127.0.0.1:7800")              # Engine, `def` handlers
+    await bank.serve_async("127.0.0.1:7801", coordinator="127.0.0.1:7800")  # AsyncEngine, `async def` handlers
+
+`serve` is the whole program; `start` is the same without waiting for its end; `add_to_server` is for a program that
+has a gRPC server of its own. Each has a form for either flavour, and calling the wrong one says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
+
+from participant_sdk import serve
+from participant_sdk.actions import ActionDefinition, Actions, check_name, complete_actions
+from participant_sdk.engines import AsyncEngineFence, SyncEngineFence
+from participant_sdk.errors import ConfigurationError
+from participant_sdk.lanes import TaskLanes, ThreadLanes
+from participant_sdk.local_transaction import Fence
+
+if TYPE_CHECKING:
+    import grpc
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+TRY_WORKERS: Final = 8
+PHASE2_WORKERS: Final = 4
+WAITING_MAX: Final = 1_000
+STREAMS_MAX: Final = 16
+GRACE_SECONDS: Final = 20.0
+
+
+class Participant:
+    """A named service that takes part in transactions.
+
+    `engine` is a SQLAlchemy Engine (handlers are `def` functions) or AsyncEngine (`async def`) on PostgreSQL or
+    SQLite. At most `try_workers` Trys and, apart from them, `phase2_workers` Confirms and Cancels run at a time, each
+    on a connection of its own; at most `waiting_max` calls of either kind are admitted at a time, beyond that they
+    are answered "overloaded". Raises ConfigurationError.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine | AsyncEngine,
+        *,
+        try_workers: int = TRY_WORKERS,
+        phase2_workers: int = PHASE2_WORKERS,
+        waiting_max: int = WAITING_MAX,
+    ) -> None:
+        self.name = check_name("participant", name)
+        for setting, value in (
+            ("try_workers", try_workers),
+            ("phase2_workers", phase2_workers),
+            ("waiting_max", waiting_max),
+        ):
+            if value < 1:
+                raise ConfigurationError(f"{setting} is {value}, but must be 1 or more")
+        self._try_workers = try_workers
+        self._phase2_workers = phase2_workers
+        self._waiting_max = waiting_max
+        self._asynchronous = hasattr(engine, "sync_engine")
+        self._engine = engine
+        self._engine_fence: SyncEngineFence | AsyncEngineFence | None = None
+        self._fence: Fence | None = None
+        self._definitions: dict[str, ActionDefinition[Any, Any]] = {}
+
+    def action(self, name: str) -> Callable[[Callable[P, R]], ActionDefinition[P, R]]:
+        """Decorator of a Try handler `(call: Call[T], db)`; its result has the decorators `.confirm` and `.cancel`.
+
+        `name` is what initiators call, 1 to 64 characters of `A-Z a-z 0-9 . _ -`. Raises ConfigurationError.
+        """
+
+        def decorate(try_handler: Callable[P, R]) -> ActionDefinition[P, R]:
+            if name in self._definitions:
+                raise ConfigurationError(f"participant {self.name!r} has two actions {name!r}")
+            definition = ActionDefinition(name, try_handler, asynchronous=self._asynchronous)
+            self._definitions[name] = definition
+            self._fence = None
+            return definition
+
+        return decorate
+
+    def check(self) -> Actions:
+        """All actions, checked to be complete and rightly typed; raises ConfigurationError. Starting does it too."""
+        return complete_actions(self.name, self._definitions)
+
+    def prepare(self) -> str:
+        """Create the fence tables if they are missing and prove that the engine has transactions.
+
+        Returns the id of the fence database. Raises ConfigurationError. Starting does it too.
+        """
+        return self._prepare().fence_id
+
+    async def prepare_async(self) -> str:
+        """As `prepare`, for an AsyncEngine."""
+        return (await self._prepare_async()).fence_id
+
+    def add_to_server(self, server: grpc.Server, *, streams_max: int = STREAMS_MAX) -> serve.Attached:
+        """Add the participant to a `grpc.server` that is not started yet.
+
+        Every open Exchange stream holds a worker thread of the server, so it needs more than `streams_max` + 4 of
+        them; a coordinator process opens one stream. Raises ConfigurationError.
+        """
+        serve.unary_trys_of(server, streams_max)
+        fence = self._prepare()
+        engine_fence = cast(SyncEngineFence, self._engine_fence)
+        lanes = ThreadLanes(
+            lambda call: engine_fence.execute(call, fence), self._try_workers, self._phase2_workers, self._waiting_max
+        )
+        return serve.Attached(self.name, fence, lanes, server, streams_max)
+
+    async def add_to_server_async(self, server: grpc.aio.Server) -> serve.AsyncAttached:
+        """Add the participant to a `grpc.aio.server` that is not started yet. Raises ConfigurationError."""
+        fence = await self._prepare_async()
+        engine_fence = cast(AsyncEngineFence, self._engine_fence)
+        lanes = TaskLanes(
+            lambda call: engine_fence.execute(call, fence), self._try_workers, self._phase2_workers, self._waiting_max
+        )
+        return serve.AsyncAttached(self.name, fence, lanes, server)
+
+    def start(self, listen: str, *, coordinator: str | None = None, advertise: str | None = None) -> serve.Serving:
+        """Serve on `listen` ("host:port", port 0 chooses one) until the returned handle's `stop`.
+
+        With `coordinator` ("host:port") it registers itself there, in the background, as reachable at `advertise`
+        (default: the address it listens on). Raises ConfigurationError.
+        """
+        return serve.start(self, listen, coordinator, advertise, STREAMS_MAX)
+
+    async def start_async(
+        self, listen: str, *, coordinator: str | None = None, advertise: str | None = None
+    ) -> serve.AsyncServing:
+        """As `start`, for an AsyncEngine."""
+        return await serve.start_async(self, listen, coordinator, advertise)
+
+    def serve(
+        self, listen: str, *, coordinator: str | None = None, advertise: str | None = None, grace: float = GRACE_SECONDS
+    ) -> None:
+        """Serve until SIGTERM or SIGINT; then take no more calls and give those that run `grace` seconds to end.
+
+        Otherwise as `start`; returns when all has ended. Raises ConfigurationError, also if the coordinator refuses
+        the registration.
+        """
+        serve.serve(self, listen, coordinator, advertise, STREAMS_MAX, grace)
+
+    async def serve_async(
+        self, listen: str, *, coordinator: str | None = None, advertise: str | None = None, grace: float = GRACE_SECONDS
+    ) -> None:
+        """As `serve`, for an AsyncEngine."""
+        await serve.serve_async(self, listen, coordinator, advertise, grace)
+
+    def _prepare(self) -> Fence:
+        if self._asynchronous:
+            raise ConfigurationError(
+                f"participant {self.name!r} has an AsyncEngine: await serve_async, start_async, add_to_server_async "
+                "or prepare_async"
+            )
+        if self._fence is None:
+            actions = self.check()
+            engine_fence = SyncEngineFence(cast("Engine", self._engine))
+            self._fence = engine_fence.prepare(actions, self._try_workers + self._phase2_workers)
+            self._engine_fence = engine_fence
+        return self._fence
+
+    async def _prepare_async(self) -> Fence:
+        if not self._asynchronous:
+            raise ConfigurationError(
+                f"participant {self.name!r} has an Engine, not an AsyncEngine: call serve, start, add_to_server or "
+                "prepare"
+            )
+        if self._fence is None:
+            actions = self.check()
+            engine_fence = AsyncEngineFence(cast("AsyncEngine", self._engine))
+            self._fence = await engine_fence.prepare(actions, self._try_workers + self._phase2_workers)
+            self._engine_fence = engine_fence
+        return self._fence

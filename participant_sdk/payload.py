@@ -1,0 +1,111 @@
+"""Payloads and results: bytes with a content type, and the Python types that stand for them.
+
+The type comes from the annotation (`Call[Debit]`, `-> Held`): a dataclass (JSON), a protobuf message, a dict (JSON)
+or bytes. Decoding is strict, because a field that is silently dropped or defaulted is money moved wrongly; an error
+names the path of the bad field. Encoding goes by the value's own type. Equal values give equal bytes: the
+fingerprint of a repeat must not change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, cast, get_origin
+
+from google.protobuf.message import DecodeError, Message
+
+from participant_sdk.json_types import Decoder, PayloadError, UnsupportedType, decoder_for, jsonable, parse_json
+
+__all__ = ["Codec", "Payload", "PayloadError", "UnsupportedType", "codec_for", "decode_untyped", "encode"]
+
+T = TypeVar("T")
+
+JSON: Final = "application/json"
+PROTOBUF: Final = "application/protobuf"
+BYTES: Final = "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Bytes with a content type, as the coordinator carries and never reads them. No content type means bytes."""
+
+    data: bytes = b""
+    content_type: str = ""
+
+    def decode(self, kind: type[T]) -> T:
+        """The value of type `kind` (a dataclass, a protobuf message class, dict or bytes) in these bytes.
+
+        Raises PayloadError if they do not hold one, UnsupportedType if `kind` is none of those.
+        """
+        return cast(T, codec_for(kind).decode(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How payloads of one annotated type are read."""
+
+    kind: Any
+    decode: Callable[[Payload], Any]
+
+
+def codec_for(kind: Any) -> Codec:
+    """The codec of an annotated payload or result type; raises UnsupportedType for one that cannot be carried."""
+    if kind is bytes:
+        return Codec(kind, lambda payload: payload.data)
+    if isinstance(kind, type) and issubclass(kind, Message):
+        return Codec(kind, lambda payload: _decode_message(kind, payload))
+    if kind is dict or get_origin(kind) is dict or dataclasses.is_dataclass(kind):
+        decode = decoder_for(dict[str, Any] if kind is dict else kind)
+        return Codec(kind, lambda payload: _decode_json(decode, payload))
+    raise UnsupportedType(f"{kind!r} is not a dataclass, a protobuf message class, dict or bytes")
+
+
+def encode(value: object) -> Payload:
+    """The payload of a dataclass, protobuf message, dict or bytes value; raises TypeError or ValueError otherwise."""
+    if isinstance(value, Payload):
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return Payload(bytes(value), BYTES)
+    if isinstance(value, Message):
+        content_type = f"{PROTOBUF}; type={value.DESCRIPTOR.full_name}"
+        return Payload(value.SerializeToString(deterministic=True), content_type)
+    if isinstance(value, dict) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        text = json.dumps(
+            jsonable(value, ""), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True
+        )
+        return Payload(text.encode(), JSON)
+    raise TypeError(f"{type(value).__name__} is not a dataclass, a protobuf message, a dict or bytes")
+
+
+def decode_untyped(payload: Payload) -> Any:
+    """A result whose type is not known: JSON as plain Python values, everything else as bytes."""
+    return parse_json(payload.data) if _media_type(payload)[0] == JSON else payload.data
+
+
+def _decode_json(decode: Decoder, payload: Payload) -> Any:
+    media_type, _ = _media_type(payload)
+    if media_type != JSON:
+        raise PayloadError("", f"has content type {payload.content_type!r}, wanted {JSON!r}")
+    try:
+        return decode(parse_json(payload.data), "")
+    except RecursionError:
+        raise PayloadError("", "is nested too deeply") from None
+
+
+def _decode_message(kind: type[Message], payload: Payload) -> Message:
+    media_type, parameters = _media_type(payload)
+    name = kind.DESCRIPTOR.full_name
+    if media_type != PROTOBUF or parameters.get("type", name) != name:
+        raise PayloadError("", f"has content type {payload.content_type!r}, wanted '{PROTOBUF}; type={name}'")
+    try:
+        return kind.FromString(payload.data)
+    except DecodeError:
+        raise PayloadError("", f"is not a serialized {name}") from None
+
+
+def _media_type(payload: Payload) -> tuple[str, dict[str, str]]:
+    media_type, *parameters = payload.content_type.split(";")
+    pairs = (parameter.partition("=") for parameter in parameters)
+    return media_type.strip().lower(), {key.strip().lower(): value.strip() for key, _, value in pairs}

@@ -1,0 +1,147 @@
+"""What is done once at the start: the tables, the fence's id, and the proof that the engine has transactions.
+
+The promise "effect once" stands on one local transaction holding the fence row and the business rows. An engine in
+AUTOCOMMIT mode, or a table that cannot roll back, breaks it silently, so the proof is run and not assumed: a row is
+inserted, a savepoint released, all of it rolled back, and a second connection must not see the row.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, delete, inspect, select
+from sqlalchemy import exc as sqlalchemy_errors
+from sqlalchemy.schema import CreateTable
+
+from participant_sdk.call import IncomingCall, fingerprint
+from participant_sdk.databases import RELEASE, SAVEPOINT, Database, database_of
+from participant_sdk.errors import ConfigurationError, describe
+from participant_sdk.fence import Phase, Status
+from participant_sdk.fence_log import INSERT, insert_for, metadata, new_row, tcc_fence_info, tcc_fence_log
+from participant_sdk.payload import Payload
+from participant_sdk.steps import Fetch, Script, Step
+
+CREATE_RUNS_MAX: Final = 5
+CREATE_SECONDS_MAX: Final = 10.0
+PROBE_BRANCH_ID: Final = 0
+"""No branch has it: they are numbered from 1."""
+
+
+def check_engine(engine: Engine, connections_needed: int) -> Database:
+    """The kind of database behind `engine`; raises ConfigurationError if the fence cannot live there."""
+    database = database_of(engine.dialect.name, engine.dialect.driver)
+    isolation_level = engine.get_execution_options().get(
+        "isolation_level", getattr(engine.dialect, "_on_connect_isolation_level", None)
+    )
+    if isolation_level == "AUTOCOMMIT":
+        raise ConfigurationError(
+            "the engine is in AUTOCOMMIT mode: the fence row and the business rows must commit together; create the "
+            "engine without isolation_level='AUTOCOMMIT'"
+        )
+    if database.name == "sqlite" and _in_memory(engine):
+        raise ConfigurationError("an in-memory SQLite database cannot hold a fence: name a file")
+    capacity = pool_capacity(engine)
+    if capacity is not None and capacity < connections_needed:
+        raise ConfigurationError(
+            f"the engine's pool gives at most {capacity} connections, but {connections_needed} calls may run at a "
+            "time: raise pool_size or max_overflow, or lower try_workers or phase2_workers"
+        )
+    return database
+
+
+def pool_capacity(engine: Engine) -> int | None:
+    """How many connections the engine's pool gives at a time; None if it does not say or has no limit."""
+    size, overflow = getattr(engine.pool, "size", None), getattr(engine.pool, "_max_overflow", None)
+    if not callable(size) or not isinstance(overflow, int) or overflow < 0:
+        return None
+    pool_size = int(size())
+    return pool_size + overflow if pool_size > 0 else None
+
+
+def _in_memory(engine: Engine) -> bool:
+    name = engine.url.database or ""
+    return ":memory:" in name or not name or engine.url.query.get("mode") == "memory"
+
+
+def make_tables(connection: Connection) -> str:
+    """Create what is missing of the tables and read the fence's id. Many instances may start at the same time."""
+    for run in range(1, CREATE_RUNS_MAX + 1):
+        try:
+            _create_missing(connection)
+            fence_id = _fence_id(connection)
+            connection.commit()
+            return fence_id
+        except sqlalchemy_errors.DBAPIError:
+            connection.rollback()
+            if run == CREATE_RUNS_MAX:
+                raise
+            time.sleep(0.05 * run)  # another instance is creating them
+    raise AssertionError("unreachable")
+
+
+def _create_missing(connection: Connection) -> None:
+    existing = set(inspect(connection).get_table_names())
+    for table in metadata.sorted_tables:
+        if table.name not in existing:
+            connection.execute(CreateTable(table, if_not_exists=True))
+
+
+def _fence_id(connection: Connection) -> str:
+    found = connection.execute(select(tcc_fence_info.c.fence_id)).scalar()
+    if found is None:
+        insert = INSERT[connection.dialect.name](tcc_fence_info).on_conflict_do_nothing()
+        connection.execute(insert, {"singleton": 1, "fence_id": secrets.token_hex(16)})
+        connection.commit()
+        found = connection.execute(select(tcc_fence_info.c.fence_id)).scalar_one()
+    return str(found)
+
+
+def probe(database: Database, xid: str) -> Generator[Step, Any, None]:
+    """The start of a call, as far as a savepoint's release. The caller rolls it back."""
+    payload = Payload()
+    call = IncomingCall(
+        phase=Phase.TRY,
+        xid=xid,
+        branch_id=PROBE_BRANCH_ID,
+        participant="probe",
+        action="probe",
+        payload=payload,
+        attempt=1,
+        expires_at=time.monotonic() + CREATE_SECONDS_MAX,
+        fingerprint=fingerprint("probe", payload),
+    )
+    yield from database.begin(call)
+    yield Fetch(insert_for(database.name), new_row(call, Status.TRIED))
+    yield Script(SAVEPOINT)
+    yield Script(RELEASE)
+
+
+def check_rolled_back(connection: Connection, xid: str, failure: Exception | None) -> None:
+    """Raises ConfigurationError if a second connection sees what the first has rolled back.
+
+    `failure` is what went wrong in the probe: then nothing is proved either, but a row that is there says more.
+    """
+    key = (tcc_fence_log.c.xid == xid) & (tcc_fence_log.c.branch_id == PROBE_BRANCH_ID)
+    if connection.execute(select(tcc_fence_log.c.status).where(key)).first() is not None:
+        connection.execute(delete(tcc_fence_log).where(key))
+        connection.commit()
+        raise ConfigurationError(
+            "the engine has no transactions: a fence row that was rolled back is still there. It may be in AUTOCOMMIT "
+            "mode, an event listener of it may commit, or its table may not support transactions"
+        )
+    if failure is not None:
+        raise failure
+
+
+@contextmanager
+def errors_told() -> Iterator[None]:
+    """Turns what the database says into a ConfigurationError that says it on one line."""
+    try:
+        yield
+    except sqlalchemy_errors.SQLAlchemyError as error:
+        cause = error.orig if isinstance(error, sqlalchemy_errors.DBAPIError) and error.orig else error
+        raise ConfigurationError(f"the fence cannot be set up in the database: {describe(cause)}") from error

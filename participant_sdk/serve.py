@@ -1,0 +1,316 @@
+"""Serving a participant: attach it to a gRPC server, register it, and end without cutting anything off.
+
+Ending has an order: first no call is taken any more (it is answered "unknown, stopping" and will be repeated
+elsewhere or later), then the handlers that run may end and their replies leave, then the streams and the server end.
+A server that stopped first would cut off the replies of what it has just committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from participant_sdk.errors import ConfigurationError
+from participant_sdk.lanes import TaskLanes, ThreadLanes
+from participant_sdk.local_transaction import Fence
+from participant_sdk.registration import TaskRegistration, ThreadRegistration, request_of
+from participant_sdk.service import MESSAGE_BYTES_MAX, TaskService, ThreadService
+from tricord.v1 import participant_pb2_grpc
+
+if TYPE_CHECKING:
+    from participant_sdk.participant import Participant
+
+logger = logging.getLogger("tricord.participant")
+
+UNARY_WORKERS: Final = 32
+WORKERS_BESIDE_STREAMS: Final = 4
+LAST_REPLIES_SECONDS: Final = 2.0
+
+SERVER_OPTIONS: Final[list[tuple[str, Any]]] = [
+    ("grpc.so_reuseport", 0),  # else a second process shares the port silently
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+]
+
+
+class Attached:
+    """A participant on a `grpc.server` that its program owns."""
+
+    def __init__(self, name: str, fence: Fence, lanes: ThreadLanes, server: grpc.Server, streams_max: int) -> None:
+        self.name = name
+        self.fence_id = fence.fence_id
+        self._actions = list(fence.actions)
+        self._lanes = lanes
+        unary_trys_max = unary_trys_of(server, streams_max)
+        self._service = ThreadService(name, fence.fence_id, lanes, streams_max, unary_trys_max)
+        participant_pb2_grpc.add_ParticipantServiceServicer_to_server(self._service, server)
+
+    def register(self, coordinator: str, address: str) -> ThreadRegistration:
+        """Keep the participant registered at `coordinator` as reachable at `address`; both "host:port"."""
+        return ThreadRegistration(coordinator, request_of(self.name, address, self._actions, self.fence_id))
+
+    def drain(self, grace: float) -> bool:
+        """Take no more calls, wait up to `grace` s for those that run, end the streams; whether all calls ended.
+
+        Call it before the server's own `stop`.
+        """
+        ended = self._lanes.drain(grace)
+        self._service.end_streams()
+        return ended
+
+
+class AsyncAttached:
+    """A participant on a `grpc.aio.server` that its program owns."""
+
+    def __init__(self, name: str, fence: Fence, lanes: TaskLanes, server: grpc.aio.Server) -> None:
+        self.name = name
+        self.fence_id = fence.fence_id
+        self._actions = list(fence.actions)
+        self._lanes = lanes
+        self._service = TaskService(name, fence.fence_id, lanes)
+        participant_pb2_grpc.add_ParticipantServiceServicer_to_server(self._service, server)
+
+    def register(self, coordinator: str, address: str) -> TaskRegistration:
+        """As `Attached.register`."""
+        return TaskRegistration(coordinator, request_of(self.name, address, self._actions, self.fence_id))
+
+    async def drain(self, grace: float) -> bool:
+        """As `Attached.drain`."""
+        ended = await self._lanes.drain(grace)
+        self._service.end_streams()
+        return ended
+
+
+class Serving:
+    """A participant that serves. `address` is "host:port" with the real port."""
+
+    def __init__(
+        self, address: str, attached: Attached, server: grpc.Server, registration: ThreadRegistration | None
+    ) -> None:
+        self.address = address
+        self.fence_id = attached.fence_id
+        self._attached = attached
+        self._server = server
+        self._registration = registration
+
+    def wait_registered(self, timeout: float | None = None) -> bool:
+        """Wait up to `timeout` s until the coordinator has accepted the registration; False if the time is up.
+
+        Raises ConfigurationError if it has refused it. True at once without a coordinator.
+        """
+        return self._registration is None or self._registration.wait(timeout)
+
+    def stop(self, grace: float = 0.0) -> bool:
+        """Take no more calls, give those that run `grace` seconds, end; whether all of them ended."""
+        if self._registration is not None:
+            self._registration.stop()
+        ended = self._attached.drain(grace)
+        self._server.stop(LAST_REPLIES_SECONDS).wait()
+        return _told_about(self._attached.name, ended)
+
+
+class AsyncServing:
+    """As `Serving`, for an AsyncEngine."""
+
+    def __init__(
+        self, address: str, attached: AsyncAttached, server: grpc.aio.Server, registration: TaskRegistration | None
+    ) -> None:
+        self.address = address
+        self.fence_id = attached.fence_id
+        self._attached = attached
+        self._server = server
+        self._registration = registration
+
+    async def wait_registered(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in Serving
+        """As `Serving.wait_registered`."""
+        if self._registration is not None:
+            try:
+                await asyncio.wait_for(self._registration.wait(), timeout)
+            except TimeoutError:
+                return False
+        return True
+
+    async def stop(self, grace: float = 0.0) -> bool:
+        """As `Serving.stop`."""
+        if self._registration is not None:
+            await self._registration.stop()
+        ended = await self._attached.drain(grace)
+        await self._server.stop(LAST_REPLIES_SECONDS)
+        return _told_about(self._attached.name, ended)
+
+
+def _told_about(name: str, ended: bool) -> bool:
+    if not ended:
+        logger.warning("participant %s ends although calls still run; what they do not commit will be repeated", name)
+    return ended
+
+
+def start(
+    participant: Participant, listen: str, coordinator: str | None, advertise: str | None, streams_max: int
+) -> Serving:
+    """See `Participant.start`."""
+    host, _ = split_address(listen)
+    address_known(host, coordinator, advertise)
+    workers = ThreadPoolExecutor(streams_max + UNARY_WORKERS, thread_name_prefix="tricord-grpc")
+    server = grpc.server(workers, options=SERVER_OPTIONS)
+    attached = participant.add_to_server(server, streams_max=streams_max)
+    address = f"{host}:{_bind(server, listen)}"
+    server.start()
+    registration = attached.register(coordinator, advertise or address) if coordinator else None
+    return Serving(address, attached, server, registration)
+
+
+async def start_async(
+    participant: Participant, listen: str, coordinator: str | None, advertise: str | None
+) -> AsyncServing:
+    """See `Participant.start_async`."""
+    host, _ = split_address(listen)
+    address_known(host, coordinator, advertise)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    attached = await participant.add_to_server_async(server)
+    address = f"{host}:{_bind(server, listen)}"
+    await server.start()
+    registration = attached.register(coordinator, advertise or address) if coordinator else None
+    return AsyncServing(address, attached, server, registration)
+
+
+def serve(
+    participant: Participant,
+    listen: str,
+    coordinator: str | None,
+    advertise: str | None,
+    streams_max: int,
+    grace: float,
+) -> None:
+    """See `Participant.serve`."""
+    with _signals() as wait_for_signal:
+        serving = start(participant, listen, coordinator, advertise, streams_max)
+        try:
+            while not serving.wait_registered(0.1):
+                if wait_for_signal(0):
+                    return
+            _announce(participant.name, serving.address, coordinator, advertise)
+            wait_for_signal(None)
+        finally:
+            serving.stop(grace)
+
+
+async def serve_async(
+    participant: Participant, listen: str, coordinator: str | None, advertise: str | None, grace: float
+) -> None:
+    """See `Participant.serve_async`."""
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    try:
+        serving = await start_async(participant, listen, coordinator, advertise)
+        waits = [loop.create_task(told.wait()), loop.create_task(serving.wait_registered())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if not told.is_set():
+                await waits[1]
+                _announce(participant.name, serving.address, coordinator, advertise)
+                await told.wait()
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await serving.stop(grace)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _announce(name: str, address: str, coordinator: str | None, advertise: str | None) -> None:
+    place = f" (registered at {coordinator} as {advertise or address})" if coordinator else ""
+    print(f"participant {name} serves on {address}{place}", flush=True)
+
+
+@contextmanager
+def _signals() -> Iterator[Any]:
+    """Gives a function that waits up to so many seconds (None: for ever) for SIGTERM or SIGINT.
+
+    The handler only writes to a pipe: anything with a lock in it could meet the lock held by the very thread that it
+    interrupts. After the first signal the old handlers are back, so that a second one ends the process at once.
+    """
+    readable, writable = os.pipe()
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        while before:
+            number, handler = before.popitem()
+            signal.signal(number, handler)
+
+    def on_signal(number: int, frame: Any) -> None:
+        os.write(writable, b".")
+        restore()
+
+    def wait_for_signal(seconds: float | None) -> bool:
+        return bool(select.select([readable], [], [], seconds)[0])
+
+    if in_main_thread:
+        before.update({number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)})
+    try:
+        yield wait_for_signal
+    finally:
+        if in_main_thread:
+            restore()
+        os.close(readable)
+        os.close(writable)
+
+
+def split_address(listen: str) -> tuple[str, int]:
+    """Host and port of "host:port"; raises ConfigurationError."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigurationError(f"{listen!r} is not an address of the form host:port")
+    return host, int(port)
+
+
+def address_known(host: str, coordinator: str | None, advertise: str | None) -> None:
+    """Raises ConfigurationError if there is no address under which the coordinator could call back."""
+    if advertise is not None:
+        split_address(advertise)
+    if coordinator is not None:
+        split_address(coordinator)
+        if advertise is None and host in ("0.0.0.0", "[::]", "*"):
+            raise ConfigurationError(
+                f"it listens on every address ({host}): say with advertise='host:port' where the coordinator reaches it"
+            )
+
+
+def _bind(server: grpc.Server | grpc.aio.Server, listen: str) -> int:
+    port = 0
+    with suppress(RuntimeError):
+        port = server.add_insecure_port(listen)
+    if port == 0:
+        raise ConfigurationError(f"cannot listen on {listen}: the port is in use, or the address is not of this host")
+    return port
+
+
+def unary_trys_of(server: grpc.Server, streams_max: int) -> int | None:
+    """How many unary Trys may wait for their replies at a time, so that workers are left for Confirm and Cancel.
+
+    None if it cannot be told how many worker threads the server has. Raises ConfigurationError if they are too few
+    for so many streams.
+    """
+    pool = getattr(getattr(server, "_state", None), "thread_pool", None)
+    workers = getattr(pool, "_max_workers", None)
+    if isinstance(workers, int) and workers <= streams_max + WORKERS_BESIDE_STREAMS:
+        raise ConfigurationError(
+            f"the gRPC server has {workers} workers, but with up to {streams_max} Exchange streams it needs more than "
+            f"{streams_max + WORKERS_BESIDE_STREAMS}: give it more, or lower streams_max"
+        )
+    return workers - streams_max - WORKERS_BESIDE_STREAMS if isinstance(workers, int) else None

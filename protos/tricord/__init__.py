@@ -1,0 +1,1 @@
+"""Root of the generated Tricord contract; the versions live in sub-packages."""

@@ -1,0 +1,1 @@
+"""Processes killed at random moments under load, and what must hold afterwards."""

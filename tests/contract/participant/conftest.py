@@ -1,0 +1,33 @@
+"""Fixtures of the suite that a participant has to pass on every database and in both stacks."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.participant.world import FLAVOURS, World, postgres_url, sqlite_url
+
+
+@pytest.fixture(params=FLAVOURS)
+def flavour(request: pytest.FixtureRequest) -> str:
+    """Database and stack of a participant."""
+    return str(request.param)
+
+
+@pytest.fixture
+def participant_url(flavour: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of a fresh database of the flavour's kind, for SQLAlchemy."""
+    if flavour.startswith("sqlite"):
+        return sqlite_url(tmp_path)
+    return postgres_url(request.getfixturevalue("pg_database"))
+
+
+@pytest.fixture
+async def world(flavour: str, participant_url: str) -> AsyncIterator[World]:
+    """A participant that serves."""
+    world = World(flavour, participant_url)
+    try:
+        await world.start()
+        yield world
+    finally:
+        await world.close()

@@ -1,0 +1,80 @@
+"""The fence's table, cell by cell, and that the module which holds it is pure."""
+
+import subprocess
+import sys
+
+import pytest
+
+from participant_sdk.fence import TABLE, Phase, Status, Verdict, decide
+
+TRY, CONFIRM, CANCEL = Phase.TRY, Phase.CONFIRM, Phase.CANCEL
+TRIED, COMMITTED, ROLLBACKED, SUSPENDED = Status.TRIED, Status.COMMITTED, Status.ROLLBACKED, Status.SUSPENDED
+
+CELLS = [
+    (TRY, None, Verdict.RUN_TRY),
+    (TRY, TRIED, Verdict.REPLAY_RESULT),
+    (TRY, COMMITTED, Verdict.REPLAY_RESULT),
+    (TRY, ROLLBACKED, Verdict.REPLAY_REFUSAL),
+    (TRY, SUSPENDED, Verdict.REFUSE_SUSPENDED),
+    (CONFIRM, None, Verdict.EMPTY_CONFIRM),
+    (CONFIRM, TRIED, Verdict.RUN_CONFIRM),
+    (CONFIRM, COMMITTED, Verdict.DONE),
+    (CONFIRM, ROLLBACKED, Verdict.CONFIRM_AFTER_CANCEL),
+    (CONFIRM, SUSPENDED, Verdict.CONFIRM_SUSPENDED),
+    (CANCEL, None, Verdict.SUSPEND),
+    (CANCEL, TRIED, Verdict.RUN_CANCEL),
+    (CANCEL, COMMITTED, Verdict.CANCEL_AFTER_CONFIRM),
+    (CANCEL, ROLLBACKED, Verdict.DONE),
+    (CANCEL, SUSPENDED, Verdict.DONE),
+]
+
+
+@pytest.mark.parametrize(("phase", "status", "verdict"), CELLS)
+def test_cell(phase: Phase, status: Status | None, verdict: Verdict) -> None:
+    assert decide(phase, status, True) is verdict
+
+
+def test_there_are_no_other_cells() -> None:
+    assert set(TABLE) == {(phase, status) for phase, status, _ in CELLS}
+    assert len(CELLS) == len(Phase) * (len(Status) + 1)
+
+
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("status", Status)
+def test_another_payload_is_a_violation_in_every_cell(phase: Phase, status: Status) -> None:
+    assert decide(phase, status, False) is Verdict.OTHER_CALL
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_without_a_row_there_is_nothing_to_differ_from(phase: Phase) -> None:
+    assert decide(phase, None, False) is decide(phase, None, True)
+
+
+def test_violations() -> None:
+    violations = {verdict for verdict in Verdict if verdict.value.startswith("violation: ")}
+    assert {verdict for verdict in Verdict if verdict.is_violation} == violations
+
+
+def test_a_handler_runs_only_where_nothing_of_its_kind_has_happened() -> None:
+    running = {verdict: status for (_, status), verdict in TABLE.items() if verdict.name.startswith("RUN_")}
+    assert running == {Verdict.RUN_TRY: None, Verdict.RUN_CONFIRM: TRIED, Verdict.RUN_CANCEL: TRIED}
+
+
+def test_the_stored_numbers() -> None:
+    assert {status.name: int(status) for status in Status} == {
+        "TRIED": 1,
+        "COMMITTED": 2,
+        "ROLLBACKED": 3,
+        "SUSPENDED": 4,
+    }
+
+
+def test_the_fence_is_pure() -> None:
+    """In a fresh interpreter, by what was loaded."""
+    code = (
+        "import sys, participant_sdk.fence\n"
+        "impure = {'asyncio', 'datetime', 'random', 'logging', 'grpc', 'google', 'sqlalchemy', 'psycopg', 'sqlite3'}\n"
+        "print(sorted(impure & {name.partition('.')[0] for name in sys.modules}))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,276 @@
+"""Payloads: what is read is exactly what the annotation says, and what is wrong is named by its path."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Literal, NewType
+from uuid import UUID
+
+import pytest
+
+from participant_sdk.call import fingerprint
+from participant_sdk.payload import Payload, PayloadError, UnsupportedType, codec_for, decode_untyped, encode
+from tricord.v1 import types_pb2
+
+Cents = NewType("Cents", int)
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True)
+class Line:
+    sku: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Order:
+    number: str
+    total: Decimal
+    lines: list[Line]
+    at: datetime
+    day: date
+    hour: time
+    token: UUID
+    color: Color
+    weight: float
+    paid: bool
+    cents: Cents
+    kind: Literal["new", "old"]
+    note: Annotated[str | None, "free text"] = None
+    tags: tuple[str, ...] = ()
+    extra: dict[str, int] = field(default_factory=dict)
+    blob: bytes = b""
+
+
+@dataclass(frozen=True)
+class Tree:
+    name: str
+    children: "list[Tree]" = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Positive:
+    amount: int
+
+    def __post_init__(self) -> None:
+        if self.amount <= 0:
+            raise ValueError("amount must be positive")
+
+
+ORDER = Order(
+    number="A-1",
+    total=Decimal("10.50"),
+    lines=[Line("x", 1), Line("ö", 2)],
+    at=datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=UTC),
+    day=date(2030, 1, 2),
+    hour=time(3, 4),
+    token=UUID(int=7),
+    color=Color.BLUE,
+    weight=1.5,
+    paid=True,
+    cents=Cents(5),
+    kind="old",
+    note="hi",
+    tags=("a", "b"),
+    extra={"z": 1, "a": 2},
+    blob=b"\x00\xff",
+)
+
+
+def read(kind: Any, text: str) -> Any:
+    return codec_for(kind).decode(Payload(text.encode(), "application/json"))
+
+
+def test_a_dataclass_survives_the_round_trip() -> None:
+    payload = encode(ORDER)
+    assert payload.content_type == "application/json"
+    assert b'"total":"10.50"' in payload.data
+    assert payload.decode(Order) == ORDER
+
+
+def test_equal_values_give_equal_bytes() -> None:
+    assert encode({"a": 1, "b": {"c": 2, "d": 3}}) == encode({"b": {"d": 3, "c": 2}, "a": 1})
+
+
+def test_a_dataclass_may_contain_itself() -> None:
+    tree = Tree("root", [Tree("leaf"), Tree("branch", [Tree("twig")])])
+    assert encode(tree).decode(Tree) == tree
+
+
+def test_integers_are_numbers_where_floats_are_wanted() -> None:
+    @dataclass
+    class Weight:
+        kilos: float
+
+    weight = read(Weight, '{"kilos": 3}')
+    assert weight.kilos == 3.0
+    assert isinstance(weight.kilos, float)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "problem"),
+    [
+        (Line, "", "payload is not JSON"),
+        (Line, "[]", "payload is an array, wanted an object"),
+        (Line, "{", "payload is not JSON"),
+        (Line, '{"sku":"x"}', "count is missing"),
+        (Line, '{"sku":"x","count":1,"cuont":2}', "cuont is not a field of Line"),
+        (Line, '{"sku":"x","count":"1"}', "count is a string, wanted an integer"),
+        (Line, '{"sku":"x","count":true}', "count is a boolean, wanted an integer"),
+        (Line, '{"sku":"x","count":1.0}', "count is a number, wanted an integer"),
+        (Line, '{"sku":null,"count":1}', "sku is null, wanted a string"),
+        (Line, '{"sku":"x","count":1,"count":2}', "count is given twice"),
+        (Line, '{"sku":"x","count":NaN}', "payload holds NaN"),
+        (Line, '{"sku":"x","count":' + "1" * 5000 + "}", "payload is not JSON"),
+        (Tree, '{"name":"a","children":[{"name":"b"},{"name":5}]}', "children[1].name is a number, wanted a string"),
+        (Tree, '{"name":"a","children":{}}', "children is an object, wanted an array"),
+        (Positive, '{"amount":0}', "payload is not a valid Positive: amount must be positive"),
+        (dict[str, int], '{"a":{"b":1}}', "a is an object, wanted an integer"),
+        (dict, "[1]", "payload is an array, wanted an object"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_path(kind: Any, text: str, problem: str) -> None:
+    with pytest.raises(PayloadError) as caught:
+        read(kind, text)
+    assert str(caught.value).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("total", "10,50", "total is '10,50', wanted a decimal number"),
+        ("total", "NaN", "total is 'NaN', wanted a decimal number"),
+        ("total", 10.5, "total is a number, wanted a decimal number as a string"),
+        ("at", "yesterday", "at is 'yesterday', wanted an ISO 8601 date and time"),
+        ("token", "7", "token is '7', wanted a UUID"),
+        ("color", "green", "color is not one of 'red', 'blue'"),
+        ("color", ["red"], "color is not one of 'red', 'blue'"),
+        ("kind", "older", "kind is not one of 'new', 'old'"),
+        ("blob", "%%", "blob is '%%', wanted base64"),
+        ("weight", "1", "weight is a string, wanted a number"),
+        ("lines", [{"sku": "x", "count": 1}, {}], "lines[1].sku is missing"),
+        ("tags", "ab", "tags is a string, wanted an array"),
+        ("note", 1, "note is a number, wanted a string"),
+    ],
+)
+def test_every_kind_of_field_is_checked(name: str, value: Any, problem: str) -> None:
+    fields = decode_untyped(encode(ORDER))
+    with pytest.raises(PayloadError) as caught:
+        encode({**fields, name: value}).decode(Order)
+    assert str(caught.value) == problem
+
+
+def test_deep_nesting_is_an_error_and_not_a_crash() -> None:
+    for kind in (dict, Tree):
+        with pytest.raises(PayloadError):
+            read(kind, '{"name":"a","children":' * 100_000)
+    deep = '{"name":"a","children":[' * 5_000 + "]}" * 5_000
+    with pytest.raises(PayloadError, match="nested too deeply"):
+        read(Tree, deep)
+
+
+def test_infinite_numbers_are_refused() -> None:
+    @dataclass
+    class Weight:
+        kilos: float
+
+    for text in ('{"kilos": 1e999}', '{"kilos": 1' + "0" * 400 + "}"):
+        with pytest.raises(PayloadError, match="kilos is a number that is too large"):
+            read(Weight, text)
+
+
+def test_the_content_type_must_fit() -> None:
+    assert codec_for(Line).decode(Payload(b'{"sku":"x","count":1}', "Application/JSON; charset=utf-8")) == Line("x", 1)
+    for content_type in ("", "text/plain", "application/protobuf"):
+        with pytest.raises(PayloadError, match="has content type"):
+            codec_for(Line).decode(Payload(b'{"sku":"x","count":1}', content_type))
+
+
+def test_a_protobuf_message_survives_the_round_trip() -> None:
+    message = types_pb2.Refusal(reason="r", message="m")
+    payload = encode(message)
+    assert payload.content_type == "application/protobuf; type=tricord.v1.Refusal"
+    assert payload.decode(types_pb2.Refusal) == message
+
+
+def test_another_message_is_refused() -> None:
+    for payload in (
+        encode(types_pb2.Payload(data=b"x")),
+        Payload(b"\xff\xff", "application/protobuf; type=tricord.v1.Refusal"),
+        Payload(b"", "application/json"),
+    ):
+        with pytest.raises(PayloadError, match=r"has content type|is not a serialized tricord\.v1\.Refusal"):
+            payload.decode(types_pb2.Refusal)
+
+
+def test_bytes_pass_as_they_are() -> None:
+    payload = encode(b"\x00\x01")
+    assert payload == Payload(b"\x00\x01", "application/octet-stream")
+    assert codec_for(bytes).decode(payload) == b"\x00\x01"
+    assert codec_for(bytes).decode(Payload(b"{}", "application/json")) == b"{}"
+
+
+def test_a_result_of_unknown_type_is_json_or_bytes() -> None:
+    assert decode_untyped(encode({"a": [1, None]})) == {"a": [1, None]}
+    assert decode_untyped(encode(types_pb2.Refusal(reason="r"))) == b"\n\x01r"
+    with pytest.raises(PayloadError):
+        decode_untyped(Payload(b"{", "application/json"))
+
+
+@pytest.mark.parametrize("kind", [int, str, list[int], set, object, Any, complex, None])
+def test_types_that_cannot_be_a_payload(kind: Any) -> None:
+    with pytest.raises(UnsupportedType):
+        codec_for(kind)
+
+
+def test_fields_that_cannot_be_carried_are_found_at_once_and_named() -> None:
+    @dataclass
+    class Inner:
+        numbers: set[int]
+
+    @dataclass
+    class Outer:
+        inner: Inner
+
+    with pytest.raises(UnsupportedType, match=r"Outer\.inner: Inner\.numbers: set\[int\]"):
+        codec_for(Outer)
+
+
+@pytest.mark.parametrize("value", [5, "text", [1], None, object(), Line])
+def test_values_that_cannot_be_a_payload(value: object) -> None:
+    with pytest.raises(TypeError):
+        encode(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"a": float("nan")}, "a is nan"),
+        ({"a": {"b": {1}}}, "a.b is of type set"),
+        ({"a": [0, object()]}, r"a\[1\] is of type object"),
+        ({1: 2}, "a key that is not a string"),
+    ],
+)
+def test_values_that_json_cannot_hold_are_named(value: Any, problem: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=problem):
+        encode(value)
+
+
+def test_the_fingerprint_covers_action_content_type_and_bytes_each_with_its_length() -> None:
+    prints = {
+        fingerprint("ab", Payload(b"c", "d")),
+        fingerprint("a", Payload(b"c", "bd")),
+        fingerprint("a", Payload(b"dc", "b")),
+        fingerprint("ab", Payload(b"", "cd")),
+        fingerprint("ab", Payload(b"c ", "d")),
+    }
+    assert len(prints) == 5
+    assert (
+        fingerprint("debit", Payload(b"{}", "application/json")).hex()
+        == "a37ff0827a2f9f93985cc0fbff78b608b2781547680c3fe2891978967f8c3200"
+    )

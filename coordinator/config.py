@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from .model import Policy
@@ -52,6 +52,16 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags and environment only: the file comes in below them through ``load``."""
         return (init_settings,)
+
+    @field_validator("listen")
+    @classmethod
+    def _host_and_port(cls, listen: str) -> str:
+        host, _, port = listen.rpartition(":")
+        if not re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+", host) or not re.fullmatch(r"[0-9]{1,5}", port):
+            raise ValueError("must be host:port, such as 127.0.0.1:7800 or [::1]:7800")
+        if int(port) > 65535:
+            raise ValueError("must have a port of at most 65535")
+        return listen
 
     @model_validator(mode="after")
     def _relations(self) -> Settings:
@@ -116,12 +126,9 @@ def shown(settings: Settings) -> dict[str, Any]:
 
 
 def masked_url(url: str) -> str:
-    """A store's URL without its password."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    netloc = parts.netloc.replace(f":{parts.password}@", ":***@")
-    return urlunsplit(parts._replace(netloc=netloc))
+    """A store's URL without its password, wherever in it that stands."""
+    masked = re.sub(r"(?<=://)([^/@:?#]*):[^/?#]*(?=@)", r"\1:***", url)
+    return re.sub(r"(?i)([?&](?:ssl)?password=)[^&#]*", r"\1***", masked)
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from .delivery import Delivery
 from .engine import Engine
 from .participants import Participants
 from .server_grpc import bind, make_server
-from .store.rows import StoreError
+from .store.rows import StoreError, StoreUnreachable
 from .store.store import Store, backend_for
 
 _log = structlog.get_logger(__name__)
@@ -23,6 +23,11 @@ _log = structlog.get_logger(__name__)
 
 class StartError(Exception):
     """The coordinator cannot start: what is wrong, and what to do."""
+
+    def __init__(self, message: str, *, unreachable: bool = False) -> None:
+        super().__init__(message)
+        self.unreachable = unreachable
+        """Whether it is the store that does not answer."""
 
 
 def run(settings: Settings) -> None:
@@ -57,11 +62,14 @@ class Coordinator:
             store = Store(backend_for(settings.store, settings.lease_ms))
             await store.open()
         except StoreError as error:
-            raise StartError(str(error)) from error
+            raise StartError(str(error), unreachable=isinstance(error, StoreUnreachable)) from error
         async with contextlib.AsyncExitStack() as parts:
             parts.push_async_callback(store.close)
             participants = Participants(store)
-            await participants.refresh()
+            try:
+                await participants.refresh()
+            except StoreError as error:
+                raise StartError(str(error), unreachable=True) from error
             delivery = Delivery(participants)
             parts.push_async_callback(delivery.close)
             engine = Engine(store, delivery, settings.policy())

@@ -32,7 +32,8 @@ _log = structlog.get_logger(__name__)
 BATCH_CALLS_MAX = 256
 BATCH_BYTES_MAX = 1024 * 1024
 """A batch is cut there; a single larger call travels alone."""
-RESULT_BYTES_MAX = 1024 * 1024
+RESULT_BYTES_MAX = 64 * 1024
+"""Of one Try's result. With 64 branches, and their payloads, an answer still fits into one message."""
 SUSPECTS_MAX = 10_000
 ACCIDENTS_MAX = 3
 _MESSAGE_BYTES_MAX = 16 * 1024 * 1024
@@ -92,14 +93,23 @@ class Delivery:
         branch = spec.branches[call.branch]
         row = self._participants.find(branch.participant)
         if row is None:
-            reply = _unknown(call, f"participant {branch.participant} is not registered", attention=True)
+            # Perhaps only not heard of yet here, after a take-over: nothing to alarm a person with at once.
+            error = f"participant {branch.participant} is not registered"
+            reply = Reply(call.branch, call.phase, Outcome.UNKNOWN, error=error)
             asyncio.get_running_loop().call_soon(on_reply, reply)
             return
         link = self._links.get(row.address)
         if link is None:
             link = self._links[row.address] = Link(row.address)
-        expected = row.actions.get(branch.action, "")
+            self._retire_others()
+        expected = row.fence_id(branch.action)
         link.send(_message(xid, spec, call), call, lambda reply: on_reply(_from_registered(reply, expected)))
+
+    def _retire_others(self) -> None:
+        """Let go of addresses that no participant has any more, once their last calls are answered."""
+        addresses = self._participants.addresses()
+        for address in [address for address in self._links if address not in addresses]:
+            self._links.pop(address).retire()
 
     async def close(self) -> None:
         """End all streams; calls that are still out become UNKNOWN."""
@@ -138,6 +148,16 @@ class Link:
             return
         (self._tries if call.phase is Phase.TRY else self._phase2).append(pending)
         self._wake.set()
+
+    def retire(self) -> None:
+        """Close when the last call has ended. No call may be sent after this."""
+        self._spawn(self._close_when_idle())
+
+    async def _close_when_idle(self) -> None:
+        if self._pending:  # each ends at its deadline at the latest
+            await asyncio.sleep(max(p.deadline_s for p in self._pending.values()) - self._loop.time() + 0.1)
+        self._tasks.discard(asyncio.current_task())  # close() must not end itself
+        await self.close()
 
     async def close(self) -> None:
         """End the stream; calls that are still out become UNKNOWN."""
@@ -421,11 +441,7 @@ def _reply(pending: _Pending, reply: pb.Reply) -> Reply:
 
 def _from_registered(reply: Reply, fence_id: str) -> Reply:
     """An answer out of another database than the registered one says nothing about this branch (protocol C3)."""
-    if not fence_id or not reply.fence_id or reply.fence_id == fence_id or reply.outcome is Outcome.UNKNOWN:
+    if not fence_id or reply.fence_id == fence_id or reply.outcome is Outcome.UNKNOWN:
         return reply
-    error = f"answered by fence database {reply.fence_id}, registered is {fence_id}"
+    error = f"answered by fence database {reply.fence_id or '(none named)'}, registered is {fence_id}"
     return reply._replace(outcome=Outcome.VIOLATION, error=error, result=None, refusal=None)
-
-
-def _unknown(call: Call, error: str, *, attention: bool = False) -> Reply:
-    return Reply(call.branch, call.phase, Outcome.UNKNOWN, error=error, attention=attention)

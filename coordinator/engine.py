@@ -248,6 +248,8 @@ class Engine:
                 failures += 1
                 if failures in (1, 10, 100):
                     _log.warning("engine.claim_failed", error=str(error), failures=failures)
+            except Exception:
+                _log.exception("engine.claim_failed")  # whatever it is, due work must go on being looked for
             self._next_claim_ms = self.store.now_ms() + int(pause_s * 1000)
             await self._pause(pause_s)
 

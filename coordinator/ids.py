@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 XID_BYTES = 16
 
@@ -15,12 +16,10 @@ def new_xid(now_ms: int) -> bytes:
     return bytes(value)
 
 
+_XID = re.compile(r"[0-9a-fA-F]{32}\Z")
+
+
 def parse_xid(text: str) -> bytes | None:
     """The xid that a text names (32 hexadecimal digits, dashes allowed), or None."""
     digits = text.replace("-", "")
-    if len(digits) != 2 * XID_BYTES:
-        return None
-    try:
-        return bytes.fromhex(digits)
-    except ValueError:
-        return None
+    return bytes.fromhex(digits) if _XID.match(digits) else None

@@ -8,18 +8,21 @@ import hashlib
 
 from tricord.v1 import operator_pb2 as pb
 from tricord.v1 import operator_pb2_grpc as pb_grpc
+from tricord.v1 import types_pb2
 
-from .codec import transaction
+from .codec import UnreadableRow, transaction
 from .engine import Engine
 from .errors import InvalidRequest, Violation
 from .ids import XID_BYTES
 from .model import State
 from .server import Context, answering, get_by_xid
-from .store.rows import ListFilter
-from .wire import check_name, duration_ms, transaction_message
+from .store.rows import ListFilter, Row
+from .wire import check_name, duration_ms, transaction_message, unreadable_message
 
 PAGE_SIZE_DEFAULT = 50
 PAGE_SIZE_MAX = 1_000
+AGE_DAYS_MAX = 36_500
+AGE_MS_MAX = AGE_DAYS_MAX * 86_400_000
 _TOKEN_VERSION = b"\x01"
 _FILTER_BYTES = 8
 
@@ -32,11 +35,11 @@ class OperatorService(pb_grpc.OperatorServiceServicer):
 
     @answering
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
-        """A page of transactions, newest first."""
+        """A page of transactions, newest first, without the bytes of payloads and results."""
         which = self._filter(request)
         rows = await self._engine.store.list(which._replace(limit=which.limit + 1))
         page = rows[: which.limit]
-        response = pb.ListResponse(transactions=[transaction_message(transaction(row)) for row in page])
+        response = pb.ListResponse(transactions=[_summary(row) for row in page])
         if len(rows) > which.limit:
             response.next_page_token = _token(request, page[-1].xid)
         return response
@@ -57,14 +60,26 @@ class OperatorService(pb_grpc.OperatorServiceServicer):
         created_before_ms = None
         if request.HasField("older_than"):
             age_ms = duration_ms(request.older_than)
-            if age_ms < 0:
-                raise InvalidRequest(Violation("older_than", "is negative"))
+            if not 0 <= age_ms <= AGE_MS_MAX:
+                raise InvalidRequest(Violation("older_than", f"must be 0 to {AGE_DAYS_MAX} days"))
             created_before_ms = self._engine.store.now_ms() - age_ms
         if request.participant:
             check_name("participant", request.participant)
         before_xid = _xid_of_token(request) if request.page_token else None
         limit = request.page_size or PAGE_SIZE_DEFAULT
         return ListFilter(list(request.states), created_before_ms, request.participant, before_xid, limit)
+
+
+def _summary(row: Row) -> types_pb2.Transaction:
+    """A row as a list shows it; one that cannot be read hides none of the others."""
+    try:
+        message = transaction_message(transaction(row))
+    except UnreadableRow as error:
+        return unreadable_message(row, str(error))
+    for branch in message.branches:
+        branch.payload.data = b""
+        branch.result.data = b""
+    return message
 
 
 def _token(request: pb.ListRequest, xid: bytes) -> str:

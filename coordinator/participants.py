@@ -18,8 +18,8 @@ _log = structlog.get_logger(__name__)
 
 REFRESH_S = 5.0
 """How old the list may get: another coordinator may have taken a registration."""
-MISS_S = 0.5
-"""How often at the most a name that is missing makes it read the store."""
+MISS_S = 0.2
+"""Likewise for a name that is missing."""
 
 
 class Participants:
@@ -30,39 +30,57 @@ class Participants:
         self._rows: dict[str, ParticipantRow] = {}
         self._read_s = 0.0
         self._reading: asyncio.Task[None] | None = None
+        self._next_reading: asyncio.Task[None] | None = None
 
     async def refresh(self) -> None:
-        """Read the list from the store. Raises StoreError."""
-        self._read_s = time.monotonic()
-        self._rows = {row.name: row for row in await self._store.participants()}
+        """Read the list from the store, in one read for all who ask before it begins. Raises StoreError."""
+        if self._next_reading is None:
+            self._next_reading = asyncio.get_running_loop().create_task(self._read(self._reading))
+        await asyncio.shield(self._next_reading)
 
     def find(self, name: str) -> ParticipantRow | None:
-        """A participant as last heard; looks again in the background when the list is old or the name missing."""
-        row = self._rows.get(name)
+        """A participant as last heard; looks again in the background when that is long ago, or the name missing."""
         age_s = time.monotonic() - self._read_s
-        if age_s > (REFRESH_S if row is not None else MISS_S) and (self._reading is None or self._reading.done()):
-            self._reading = asyncio.get_running_loop().create_task(self._refresh_quietly())
-        return row
-
-    async def look_up(self, name: str) -> ParticipantRow | None:
-        """As ``find``, but a missing name is looked for in the store before None is said. Raises StoreError."""
-        if name not in self._rows and time.monotonic() - self._read_s > MISS_S / 10:
-            await self.refresh()
+        if age_s > (REFRESH_S if name in self._rows else MISS_S) and self._next_reading is None:
+            self._read_s = time.monotonic()
+            self._next_reading = asyncio.get_running_loop().create_task(self._read(self._reading))
+            self._next_reading.add_done_callback(_log_failure)
         return self._rows.get(name)
+
+    def addresses(self) -> set[str]:
+        """Where participants are, as last heard."""
+        return {row.address for row in self._rows.values()}
+
+    async def look_up(self, name: str, action: str) -> ParticipantRow | None:
+        """A participant, for somebody who wants this action of it.
+
+        What is missing here is looked for in the store before it is said to be missing: another coordinator may have
+        taken the registration. Raises StoreError.
+        """
+        row = self._rows.get(name)
+        if row is None or action not in row.actions:
+            await self.refresh()
+            row = self._rows.get(name)
+        return row
 
     async def register(self, row: ParticipantRow, *, replace_fence: bool) -> dict[str, tuple[str, str]]:
         """Store a participant; see ``Store.register``. Raises StoreError."""
-        known = self._rows.get(row.name)
-        if known == row:
-            return {}
         clashes = await self._store.register(row, replace_fence=replace_fence)
-        if not clashes:
-            self._rows[row.name] = row
+        known = self._rows.get(row.name)
+        if not clashes and (known is None or (known.address, known.actions) != (row.address, row.actions)):
+            await self.refresh()
             _log.info("participant.registered", participant=row.name, address=row.address, actions=sorted(row.actions))
         return clashes
 
-    async def _refresh_quietly(self) -> None:
-        try:
-            await self.refresh()
-        except StoreError as error:
-            _log.warning("participants.refresh_failed", error=str(error))
+    async def _read(self, previous: asyncio.Task[None] | None) -> None:
+        if previous is not None:
+            await asyncio.wait([previous])
+        self._reading, self._next_reading = self._next_reading, None
+        rows = await self._store.participants()
+        self._rows = {row.name: row for row in rows}
+        self._read_s = time.monotonic()
+
+
+def _log_failure(reading: asyncio.Task[None]) -> None:
+    if not reading.cancelled() and isinstance(error := reading.exception(), StoreError):
+        _log.warning("participants.refresh_failed", error=str(error))

@@ -16,7 +16,7 @@ from tricord.v1 import coordinator_pb2_grpc as pb_grpc
 from tricord.v1 import registry_pb2, registry_pb2_grpc
 
 from .engine import Engine, KeyReused, Until
-from .errors import Conflict, NotAllowed, NotFound, RpcError, Unavailable, UnknownName, Violation
+from .errors import Conflict, InvalidRequest, NotAllowed, NotFound, RpcError, Unavailable, UnknownName, Violation
 from .model import BranchSpec, Transaction
 from .participants import Participants
 from .store.rows import RowRejected, StoreError
@@ -24,7 +24,7 @@ from .wire import Starting, error_status, read_key, read_registration, read_xid,
 
 _log = structlog.get_logger(__name__)
 
-ANSWER_MARGIN_S = 0.05
+ANSWER_MARGIN_SHARE, ANSWER_MARGIN_S_MAX = 0.1, 0.25
 """How long before the caller's deadline it is told the state of that moment, rather than nothing."""
 
 _Request = TypeVar("_Request")
@@ -90,7 +90,9 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         if request.WhichOneof("by") == "idempotency_key":
             wrong: list[Violation] = []
             key = read_key(request.idempotency_key, self._namespace, wrong)
-            found = await self._engine.get(key=key) if not wrong else None
+            if wrong:
+                raise InvalidRequest(*wrong)
+            found = await self._engine.get(key=key)
             if found is None:
                 raise NotFound("no transaction with this idempotency_key is known yet")
             return pb.GetResponse(transaction=transaction_message(found))
@@ -99,7 +101,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
     async def _check_names(self, branches: tuple[BranchSpec, ...]) -> None:
         """Refuse what no participant has registered, before anything is stored."""
         for n, branch in enumerate(branches):
-            row = await self._participants.look_up(branch.participant)
+            row = await self._participants.look_up(branch.participant, branch.action)
             if row is None:
                 text = (
                     f"no participant {branch.participant} is registered; start it with --coordinator, or mend the name"
@@ -150,4 +152,4 @@ async def get_by_xid(engine: Engine, text: str) -> Transaction:
 
 def _left_s(context: Context) -> float | None:
     left_s = context.time_remaining()
-    return None if left_s is None else max(0.0, left_s - ANSWER_MARGIN_S)
+    return None if left_s is None else left_s - min(left_s * ANSWER_MARGIN_SHARE, ANSWER_MARGIN_S_MAX)

@@ -16,7 +16,7 @@ from tricord.v1 import coordinator_pb2, registry_pb2, types_pb2
 from .errors import DOMAIN, InvalidRequest, RpcError, Violation
 from .ids import parse_xid
 from .model import Attention, BranchSpec, Payload, Step, Transaction
-from .store.rows import ParticipantRow
+from .store.rows import ParticipantRow, Row
 
 BRANCHES_MAX = 64
 PAYLOAD_BYTES_MAX = 1024 * 1024
@@ -175,6 +175,19 @@ def transaction_message(tx: Transaction) -> types_pb2.Transaction:
     if tx.decided_ms:
         message.decide_time.CopyFrom(_timestamp(tx.decided_ms))
     return message
+
+
+def unreadable_message(row: Row, why: str) -> types_pb2.Transaction:
+    """What can be told of a row that this version of the program cannot read."""
+    return types_pb2.Transaction(
+        xid=row.xid.hex(),
+        state=row.state,  # type: ignore[arg-type]
+        attention=types_pb2.ATTENTION_VIOLATION,
+        create_time=_timestamp(row.created_ms),
+        update_time=_timestamp(row.updated_ms),
+        cancel_reason=why,
+        version=row.version,
+    )
 
 
 _ATTENTION = {

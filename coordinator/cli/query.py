@@ -39,13 +39,28 @@ class Age(click.ParamType[int]):
         return int(match[1]) * self._UNITS[match[2]]
 
 
+class Text(click.ParamType[str]):
+    """Text that can be sent: what the shell hands over need not be UTF-8."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Raises click's usage error for bytes that are no text."""
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail("is not valid UTF-8", param, ctx)
+        return text
+
+
 @click.command("list")
 @_endpoint
 @click.option("--state", "states", multiple=True, type=click.Choice(STATES, case_sensitive=False), help="Repeatable.")
 @click.option("--older-than", "older_than_ms", type=Age(), metavar="AGE", help="Created at least so long ago: 30s, 5m.")
-@click.option("--participant", default="", metavar="NAME", help="With a branch of this participant.")
+@click.option("--participant", type=Text(), default="", metavar="NAME", help="With a branch of this participant.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Rows on a page.")
-@click.option("--page-token", default="", metavar="TOKEN", help="The next page, as the page before names it.")
+@click.option("--page-token", type=Text(), default="", metavar="TOKEN", help="As the page before names it.")
 @_output
 def list_transactions(
     endpoint: str,
@@ -90,7 +105,7 @@ def list_transactions(
 
 
 @click.command()
-@click.argument("xid")
+@click.argument("xid", type=Text())
 @_endpoint
 @_output
 def show(xid: str, endpoint: str, output: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from .config import settings_flags
-from .exits import ERROR, USAGE, fail
+from .exits import ERROR, UNAVAILABLE, USAGE, fail
 
 
 @click.command()
@@ -29,4 +29,4 @@ def serve(config_path: str | None, **flags: Any) -> None:
     try:
         run(settings)
     except StartError as error:
-        fail(str(error), ERROR)
+        fail(str(error), UNAVAILABLE if error.unreachable else ERROR)

@@ -19,7 +19,8 @@ import sqlalchemy as sa
 import structlog
 from psycopg.types.numeric import Int8BinaryDumper
 
-from .rows import Batch, Claim, Fault, Row, StoreError
+from .rows import Batch, Claim, Fault, Row, StoreError, StoreUnreachable
+from .schema import UNKNOWN_INCARNATION
 
 _log = structlog.get_logger(__name__)
 
@@ -78,14 +79,23 @@ class PostgresBackend:
 
     def __init__(self, dsn: str, lease_ms: int) -> None:
         self.dsn = dsn
-        self._options = _options(lease_ms)
+        self._arguments: dict[str, Any] = {
+            "options": _options(lease_ms),
+            "application_name": "tricord",
+            "connect_timeout": 5,
+            "keepalives_idle": 5,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+            "tcp_user_timeout": lease_ms,  # a host that has vanished acknowledges nothing
+        }
         self._writer: psycopg.Connection[Any] | None = None
         self._reader: psycopg.Connection[Any] | None = None
 
     def engine(self) -> sa.Engine:
         url = sa.make_url(self.dsn).set(drivername="postgresql+psycopg")
-        options = {"options": self._options, "connect_timeout": 5, "application_name": "tricord"}
-        return sa.create_engine(url, pool_size=2, max_overflow=2, pool_pre_ping=True, connect_args=options)
+        engine = sa.create_engine(url, pool_size=2, max_overflow=2, pool_pre_ping=True, connect_args=self._arguments)
+        sa.event.listen(engine, "connect", lambda connection, _record: _be_durable(connection))
+        return engine
 
     def prepare(self) -> None:
         try:
@@ -98,7 +108,7 @@ class PostgresBackend:
                 )
                 (standbys,) = connection.execute("SELECT count(*) FROM pg_stat_replication").fetchone() or (0,)
         except psycopg.Error as error:
-            raise StoreError(f"the store cannot be reached: {_text(error)}") from error
+            raise StoreUnreachable(f"the store cannot be reached: {_text(error)}") from error
         if settings.get("fsync") != "on":
             raise StoreError(
                 "the store's PostgreSQL runs with fsync=off: a crash of its machine could lose decisions of which "
@@ -120,8 +130,8 @@ class PostgresBackend:
                 ).fetchone()
             except psycopg.Error as error:
                 _log.warning("store.incarnation_unknown", error=_text(error))
-                return "unknown"
-        return str(row[0]) if row else "unknown"
+                return UNKNOWN_INCARNATION
+        return str(row[0]) if row else UNKNOWN_INCARNATION
 
     def flush(self, batch: Batch) -> list[Row | None]:
         connection = self._writer = self._writer or self._connect(plan_for_arrays=True)
@@ -176,22 +186,9 @@ class PostgresBackend:
         pass  # nothing is held alone
 
     def _connect(self, *, plan_for_arrays: bool = False) -> psycopg.Connection[Any]:
-        connection = psycopg.connect(
-            self.dsn,
-            autocommit=True,
-            options=self._options,
-            connect_timeout=5,
-            application_name="tricord",
-            keepalives_idle=5,
-            keepalives_interval=2,
-            keepalives_count=3,
-        )
+        connection = psycopg.connect(self.dsn, autocommit=True, **self._arguments)
         connection.adapters.register_dumper(int, Int8BinaryDumper)
-        # "on" is set where the server's own default is weaker, and never where it is stronger (remote_apply).
-        connection.execute(
-            "SELECT set_config('synchronous_commit', 'on', false) "
-            "WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')"
-        )
+        _be_durable(connection)
         if plan_for_arrays:
             connection.execute("SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off")
         return connection
@@ -211,6 +208,17 @@ class PostgresBackend:
             other = by_xid.get(row.xid) or by_key.get(row.key) or Row(row.xid)
             standing.append(None if other.save_id == row.save_id and other.xid == row.xid else other)
         return standing
+
+
+def _be_durable(connection: psycopg.Connection[Any]) -> None:
+    """Set what the server's own default may be too weak for, and leave what is stronger (remote_apply)."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) "
+            "WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')"
+        )
+    if not connection.autocommit:
+        connection.commit()
 
 
 def _options(lease_ms: int) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..model import FORMAT
@@ -57,8 +58,14 @@ class ParticipantRow(NamedTuple):
 
     name: str
     address: str
-    actions: dict[str, str]
+    actions: Mapping[str, str]
     """Action name -> id of the database that holds its fence rows."""
+    withdrawn: Mapping[str, str] = MappingProxyType({})
+    """Likewise for actions that it offered before: transactions may still be open, and their database stands."""
+
+    def fence_id(self, action: str) -> str:
+        """The database that must answer for an action; empty if it was never registered."""
+        return self.actions.get(action) or self.withdrawn.get(action, "")
 
 
 class ListFilter(NamedTuple):
@@ -85,6 +92,10 @@ class Fault(Enum):
 
 class StoreError(Exception):
     """The store cannot be used: what is wrong, and what to do."""
+
+
+class StoreUnreachable(StoreError):
+    """The database does not answer."""
 
 
 class RowRejected(StoreError):

@@ -5,6 +5,7 @@ Migrations are Alembic's; a test compares what they make with the MetaData here.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ from .rows import StoreError
 REVISION = "0001"
 """The schema revision that this program runs on."""
 VERSION_TABLE = "tricord_schema_version"
+
+UNKNOWN_INCARNATION = "unknown"
+"""Where the database does not tell its history: nothing can be concluded from it."""
 
 metadata = sa.MetaData()
 
@@ -45,9 +49,10 @@ transactions = sa.Table(
         postgresql_where=sa.text("wake_ms IS NOT NULL"),
         sqlite_where=sa.text("wake_ms IS NOT NULL"),
     ),
-    # Half-filled pages leave room for the decision's new row version beside the old one (a HOT update).
-    postgresql_with={"fillfactor": 50},
 )
+FILLFACTOR = sa.DDL("ALTER TABLE tricord_transaction SET (fillfactor = 50)")  # type: ignore[no-untyped-call]
+"""Half-filled pages leave room for the decision's new row version beside the old one (a HOT update)."""
+sa.event.listen(transactions, "after_create", FILLFACTOR.execute_if(dialect="postgresql"))
 
 participants = sa.Table(
     "tricord_participant",
@@ -55,6 +60,7 @@ participants = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("address", sa.Text, nullable=False),
     sa.Column("actions", sa.JSON, nullable=False),
+    sa.Column("withdrawn", sa.JSON, nullable=False),
     sa.Column("updated_ms", sa.BigInteger, nullable=False),
 )
 
@@ -95,15 +101,23 @@ def store_identity(engine: sa.Engine, incarnation: str) -> tuple[str, bool]:
     After such a change (a restored backup, a failover) decisions may be lost of which calls have left, so every
     unfinished transaction gets ``attention`` (protocol A9).
     """
+    found = sa.select(store_info.c.store_id, store_info.c.incarnation)
+    with engine.connect() as connection:
+        row = connection.execute(found).one_or_none()
+    if row is None:
+        with (
+            contextlib.suppress(sa.exc.IntegrityError),
+            engine.begin() as connection,
+        ):  # another was first: its id counts
+            made = store_info.insert().values(id=1, store_id=secrets.token_hex(16), incarnation=incarnation)
+            connection.execute(made)
     with engine.begin() as connection:
-        row = connection.execute(sa.select(store_info.c.store_id, store_info.c.incarnation)).one_or_none()
-        if row is None:
-            store_id = secrets.token_hex(16)
-            connection.execute(store_info.insert().values(id=1, store_id=store_id, incarnation=incarnation))
-            return store_id, False
-        if row.incarnation == incarnation:
+        row = connection.execute(found).one()
+        if incarnation in (row.incarnation, UNKNOWN_INCARNATION):
             return str(row.store_id), False
         connection.execute(store_info.update().values(incarnation=incarnation))
+        if row.incarnation == UNKNOWN_INCARNATION:
+            return str(row.store_id), False
         connection.execute(
             transactions.update()
             .where(transactions.c.wake_ms.is_not(None))

@@ -75,10 +75,10 @@ class SqliteBackend:
         lock_file.flush()
         self._lock_file = lock_file
         try:
-            connection = self._open()
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            connection.close()
+            with contextlib.closing(self._open()) as connection:
+                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.Error as error:
+            self.release()
             raise StoreError(f"the store {self.path} cannot be opened as a SQLite database: {error}") from error
 
     def incarnation(self) -> str:
@@ -154,7 +154,11 @@ class SqliteBackend:
         connection = sqlite3.connect(
             self.path, timeout=_BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
         )
-        _set_pragmas(connection)
+        try:
+            _set_pragmas(connection)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _holder(self, connection: sqlite3.Connection, mine: Row) -> Row | None:

@@ -191,7 +191,7 @@ class Store:
     async def participants(self) -> Sequence[ParticipantRow]:
         """All registered participants."""
         p = schema.participants
-        query = sa.select(p.c.name, p.c.address, p.c.actions).order_by(p.c.name)
+        query = sa.select(p.c.name, p.c.address, p.c.actions, p.c.withdrawn).order_by(p.c.name)
         return await self._run(lambda connection: [ParticipantRow(*found) for found in connection.execute(query)])
 
     async def register(self, row: ParticipantRow, *, replace_fence: bool) -> dict[str, tuple[str, str]]:
@@ -205,20 +205,23 @@ class Store:
         self, connection: sa.Connection, row: ParticipantRow, replace_fence: bool
     ) -> dict[str, tuple[str, str]]:
         p = schema.participants
-        found = connection.execute(sa.select(p.c.actions).where(p.c.name == row.name).with_for_update()).one_or_none()
-        values = {"address": row.address, "actions": row.actions, "updated_ms": self.now_ms()}
+        stored = sa.select(p.c.address, p.c.actions, p.c.withdrawn).where(p.c.name == row.name).with_for_update()
+        found = connection.execute(stored).one_or_none()
+        values = {"address": row.address, "actions": dict(row.actions), "withdrawn": {}, "updated_ms": self.now_ms()}
         if found is None:
             connection.execute(p.insert().values(name=row.name, **values))
             return {}
-        stored: dict[str, str] = found.actions
+        known: dict[str, str] = {**found.withdrawn, **found.actions}
         clashes = {
-            action: (stored[action], fence_id)
+            action: (known[action], fence_id)
             for action, fence_id in row.actions.items()
-            if stored.get(action, fence_id) != fence_id
+            if known.get(action, fence_id) != fence_id
         }
         if clashes and not replace_fence:
             return clashes
-        connection.execute(p.update().where(p.c.name == row.name).values(**values))
+        values["withdrawn"] = {action: fence_id for action, fence_id in known.items() if action not in row.actions}
+        if (found.address, found.actions, found.withdrawn) != (row.address, values["actions"], values["withdrawn"]):
+            connection.execute(p.update().where(p.c.name == row.name).values(**values))
         return {}
 
     async def _run(self, work: Callable[[sa.Connection], _T]) -> _T:

@@ -68,7 +68,7 @@ class Gate:
         self._holds: list[Hold] = []
         self._server = _Server(("127.0.0.1", 0), _Visit)
         self._server.gate = self
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="gate")
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="gate", daemon=True)
         self._thread.start()
 
     @property
@@ -90,10 +90,14 @@ class Gate:
                 hold.arrivals.put(arrival)
                 hold.released.wait()
 
+    def release(self) -> None:
+        """Let everybody go on that any hold has kept until now."""
+        for hold in tuple(self._holds):
+            hold.release()
+
     def close(self) -> None:
         """Let everybody go on, and close."""
-        for hold in self._holds:
-            hold.release()
+        self.release()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -27,8 +27,9 @@ def upgrade() -> None:
         sa.Column("updated_ms", sa.BigInteger, nullable=False),
         sa.Column("progress", sa.LargeBinary, nullable=False),
         sa.UniqueConstraint("key", name="tricord_transaction_key"),
-        postgresql_with={"fillfactor": 50},
     )
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("ALTER TABLE tricord_transaction SET (fillfactor = 50)")
     op.create_index(
         "tricord_transaction_due",
         "tricord_transaction",
@@ -41,6 +42,7 @@ def upgrade() -> None:
         sa.Column("name", sa.Text, primary_key=True),
         sa.Column("address", sa.Text, nullable=False),
         sa.Column("actions", sa.JSON, nullable=False),
+        sa.Column("withdrawn", sa.JSON, nullable=False),
         sa.Column("updated_ms", sa.BigInteger, nullable=False),
     )
     op.create_table(

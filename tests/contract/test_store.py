@@ -1,0 +1,299 @@
+"""What every store must do, whatever the database: flushes, compare-and-swap, claims, lists, participants."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from coordinator.store.rows import Batch, ListFilter, ParticipantRow, Row, RowRejected
+from coordinator.store.store import Store
+
+from .rows import CONFIRMED, CONFIRMING, DUE_MS, LEASE_MS, begin, new_row, save, save_id, saved, stored
+from .stores import KINDS, empty_store, stores
+
+TOO_LARGE = 2**70
+
+
+@pytest.fixture(params=KINDS)
+def store_url(request: pytest.FixtureRequest) -> str:
+    """The address of an empty store of each kind."""
+    return empty_store(request)
+
+
+@pytest.fixture
+async def store(store_url: str) -> AsyncIterator[Store]:
+    """An open store of each kind."""
+    async with stores() as open_one:
+        yield await open_one(store_url)
+
+
+async def test_a_row_comes_back_as_it_was_stored(store: Store) -> None:
+    row = new_row(b"\0order-1")
+    assert await begin(store, row) == [None]
+    assert await store.get(xid=row.xid) == row
+    assert await store.get(key=b"\0order-1") == row
+    after = saved(row, state=CONFIRMING, attention=1, updated_ms=row.updated_ms + 5, wake_ms=4_102_444_900_000)
+    assert await save(store, after) == [None]
+    assert await store.get(xid=row.xid) == after
+    finished = saved(after, state=CONFIRMED, attention=0, wake_ms=None)
+    assert await save(store, finished) == [None]
+    assert await store.get(xid=row.xid) == finished
+
+
+async def test_what_is_not_there_is_none(store: Store) -> None:
+    assert await store.get(xid=bytes(16)) is None
+    assert await store.get(key=b"\0nothing") is None
+
+
+async def test_a_save_changes_only_what_a_save_may_change(store: Store) -> None:
+    row = new_row(b"\0k")
+    await begin(store, row)
+    meddling = saved(row, body=b"other", key=b"\0other", participants=",other,", created_ms=1)
+    assert await save(store, meddling) == [None]
+    found = await store.get(xid=row.xid)
+    assert found is not None
+    assert found[:6] == row[:6]
+
+
+async def test_a_stale_save_is_refused_and_the_standing_row_returned(store: Store) -> None:
+    row = new_row()
+    await begin(store, row)
+    first, second = saved(row, state=CONFIRMING), saved(row, attention=1)
+    assert await save(store, first) == [None]
+    assert await save(store, second) == [first]
+    assert await store.get(xid=row.xid) == first
+
+
+async def test_a_save_that_skips_a_version_is_refused(store: Store) -> None:
+    row = new_row()
+    await begin(store, row)
+    assert await save(store, saved(saved(row))) == [row]
+
+
+async def test_a_save_of_no_row_tells_that_there_is_none(store: Store) -> None:
+    (standing,) = await save(store, saved(new_row()))
+    assert isinstance(standing, Row)
+    assert standing.state == 0
+
+
+async def test_begin_with_a_taken_key_returns_its_holder(store: Store) -> None:
+    holder = new_row(b"\0taken")
+    await begin(store, holder)
+    moved = saved(holder, state=CONFIRMING)
+    await save(store, moved)
+    late, companion = new_row(b"\0taken"), new_row(b"\0free")
+    assert await begin(store, companion, late) == [None, moved]
+    assert await store.get(xid=late.xid) is None
+    assert await store.get(xid=companion.xid) == companion
+
+
+async def test_rows_without_a_key_never_meet(store: Store) -> None:
+    rows = [new_row() for _ in range(5)]
+    assert await begin(store, *rows) == [None] * 5
+    assert await stored(store, rows) == rows
+
+
+async def test_one_key_twice_in_one_flush_is_stored_once(store: Store) -> None:
+    first, second, third = new_row(b"\0twice"), new_row(b"\0other"), new_row(b"\0twice")
+    standing = await begin(store, first, second, third)
+    assert standing[1] is None
+    kept = [row for row, other in zip((first, third), (standing[0], standing[2]), strict=True) if other is None]
+    assert len(kept) == 1
+    assert {standing[0], standing[2]} == {None, kept[0]}
+    assert await store.get(key=b"\0twice") == kept[0]
+
+
+async def test_begins_and_saves_share_a_flush_and_answers_come_in_order(store: Store) -> None:
+    old = [new_row() for _ in range(4)]
+    await begin(store, *old)
+    await save(store, stale := saved(old[2]))
+    begins = [new_row(b"\0z"), new_row(), new_row(b"\0a")]
+    saves = [saved(old[3]), saved(old[0]), saved(old[2]), saved(old[1])]
+    assert await store.flush(Batch(begins, saves)) == [None, None, None, None, None, stale, None]
+    assert await stored(store, [*begins, *old]) == [*begins, saves[1], saves[3], stale, saves[0]]
+    assert store.flushes == 3
+
+
+class TestRunAgain:
+    """The same batch a second time, as after a COMMIT of unknown outcome: ``save_id`` tells whose row it is (A1)."""
+
+    async def test_nothing_changes_and_every_row_is_mine(self, store: Store) -> None:
+        old = new_row()
+        await begin(store, old)
+        batch = Batch([new_row(b"\0k"), new_row()], [saved(old)])
+        for _ in range(3):
+            assert await store.flush(batch) == [None, None, None]
+        assert await stored(store, [*batch.begins, old]) == [*batch.begins, *batch.saves]
+
+    async def test_another_row_written_in_between_is_adopted(self, store: Store) -> None:
+        old, fresh = new_row(), new_row(b"\0k")
+        await begin(store, old)
+        batch = Batch([fresh], [saved(old)])
+        await store.flush(batch)
+        others = [saved(fresh, state=CONFIRMING), saved(batch.saves[0], state=CONFIRMING)]
+        await save(store, *others)
+        assert await store.flush(batch) == others
+        assert await stored(store, [fresh, old]) == others
+
+    async def test_the_same_version_from_another_is_not_mistaken_for_mine(self, store: Store) -> None:
+        row = new_row()
+        await begin(store, row)
+        theirs, mine = saved(row), saved(row)
+        assert theirs.version == mine.version
+        await save(store, theirs)
+        assert await save(store, mine) == [theirs]
+
+
+class TestOneBadRecord:
+    """A record that the database rejects fails alone, never its companions."""
+
+    @pytest.mark.parametrize("place", range(5))
+    async def test_among_begins(self, store: Store, place: int) -> None:
+        rows = [new_row(b"\0key %d" % n) for n in range(5)]
+        rows[place] = rows[place]._replace(version=TOO_LARGE)
+        standing = await begin(store, *rows)
+        assert [isinstance(row, RowRejected) for row in standing] == [n == place for n in range(5)]
+        assert [row is None for row in standing] == [n != place for n in range(5)]
+        expected = [None if n == place else row for n, row in enumerate(rows)]
+        assert await stored(store, rows) == expected
+
+    @pytest.mark.parametrize("field", ["save_id", "wake_ms", "updated_ms"])
+    async def test_among_saves_and_begins(self, store: Store, field: str) -> None:
+        old = [new_row() for _ in range(3)]
+        await begin(store, *old)
+        saves = [saved(row) for row in old]
+        saves[1] = saves[1]._replace(**{field: TOO_LARGE})  # type: ignore[arg-type]
+        fresh = new_row()
+        standing = await store.flush(Batch([fresh], saves))
+        assert [type(row) for row in standing] == [type(None), type(None), RowRejected, type(None)]
+        assert await stored(store, [fresh, *old]) == [fresh, saves[0], old[1], saves[2]]
+
+    async def test_two_bad_ones_and_a_conflict(self, store: Store) -> None:
+        await begin(store, holder := new_row(b"\0held"))
+        rows = [new_row() for _ in range(9)]
+        rows[2] = rows[2]._replace(save_id=TOO_LARGE)
+        rows[3] = new_row(b"\0held")
+        rows[8] = rows[8]._replace(created_ms=-TOO_LARGE)
+        standing = await begin(store, *rows)
+        assert [n for n, row in enumerate(standing) if isinstance(row, RowRejected)] == [2, 8]
+        assert standing[3] == holder
+        assert [n for n, row in enumerate(standing) if row is None] == [0, 1, 4, 5, 6, 7]
+
+
+class TestClaim:
+    """Take-over moves ``wake_ms`` and nothing else."""
+
+    async def test_takes_what_is_due_and_leaves_the_rest(self, store: Store) -> None:
+        due, later = new_row(wake_ms=DUE_MS), new_row()
+        await begin(store, due, later)
+        claim = await store.claim(10, LEASE_MS)
+        (row,) = claim.rows
+        assert row.wake_ms is not None
+        assert claim.now_ms <= row.wake_ms <= claim.now_ms + LEASE_MS
+        assert row == due._replace(wake_ms=row.wake_ms)
+        assert await stored(store, [due, later]) == [row, later]
+        assert claim.next_wake_ms == row.wake_ms
+
+    async def test_never_changes_the_version_so_a_slow_holder_may_still_save(self, store: Store) -> None:
+        row = new_row(wake_ms=DUE_MS)
+        await begin(store, row)
+        (claimed,) = (await store.claim(10, LEASE_MS)).rows
+        assert (claimed.version, claimed.save_id) == (row.version, row.save_id)
+        assert await save(store, saved(row)) == [None]
+
+    async def test_takes_each_row_once_until_the_lease_is_over(self, store: Store) -> None:
+        rows = [new_row(wake_ms=DUE_MS + n) for n in range(20)]
+        await begin(store, *rows)
+        taken = [await store.claim(8, LEASE_MS) for _ in range(4)]
+        assert [len(claim.rows) for claim in taken] == [8, 8, 4, 0]
+        xids = [row.xid for claim in taken for row in claim.rows]
+        assert sorted(xids) == sorted(row.xid for row in rows)
+        # The longest due come first.
+        assert set(xids[:8]) == {row.xid for row in rows[:8]}
+
+    async def test_never_takes_a_finished_row(self, store: Store) -> None:
+        row = new_row(wake_ms=DUE_MS)
+        await begin(store, row)
+        await save(store, saved(row, state=CONFIRMED, wake_ms=None))
+        claim = await store.claim(10, LEASE_MS)
+        assert not claim.rows
+        assert claim.next_wake_ms is None
+
+    async def test_tells_when_the_next_is_due(self, store: Store) -> None:
+        assert (await store.claim(10, LEASE_MS)).next_wake_ms is None
+        await begin(store, new_row(wake_ms=4_102_444_900_000), new_row(wake_ms=4_102_444_800_001))
+        claim = await store.claim(10, LEASE_MS)
+        assert claim.next_wake_ms == 4_102_444_800_001
+        assert abs(claim.now_ms - store.now_ms()) < 5_000
+
+    async def test_takes_none_when_there_is_room_for_none(self, store: Store) -> None:
+        await begin(store, new_row(wake_ms=DUE_MS))
+        assert not (await store.claim(0, LEASE_MS)).rows
+
+    async def test_claims_and_flushes_at_once_lose_nothing(self, store: Store) -> None:
+        rows = [new_row(wake_ms=DUE_MS) for _ in range(60)]
+        await begin(store, *rows)
+        claims = asyncio.gather(*(store.claim(3, LEASE_MS) for _ in range(25)))
+        flushed = await asyncio.gather(*(save(store, saved(row, state=CONFIRMING)) for row in rows))
+        assert flushed == [[None]] * 60
+        await claims
+        found = await stored(store, rows)
+        assert all(row is not None and row.state == CONFIRMING and row.version == 2 for row in found)
+
+
+class TestList:
+    """Operators' lists: newest first, filtered, in pages."""
+
+    async def test_filters(self, store: Store) -> None:
+        a = new_row(participants=",bank-a,")
+        b = new_row(participants=",bank-a,bank-b,")
+        c = new_row(participants=",my_bank-b,")
+        await begin(store, c, a, b)
+        await save(store, b := saved(b, state=CONFIRMED, wake_ms=None))
+        assert await store.list(ListFilter()) == [c, b, a]
+        assert await store.list(ListFilter(states=[CONFIRMED])) == [b]
+        assert await store.list(ListFilter(states=[1, 2])) == [c, a]
+        assert await store.list(ListFilter(participant="bank-b")) == [b]
+        assert await store.list(ListFilter(participant="%")) == []
+        assert await store.list(ListFilter(participant="my.bank-b")) == []
+        assert await store.list(ListFilter(created_before_ms=b.created_ms)) == [b, a]
+        assert await store.list(ListFilter(before_xid=b.xid)) == [a]
+        assert await store.list(ListFilter(limit=2)) == [c, b]
+
+
+class TestRegister:
+    """Participants, with the database that holds each action's fence (C3)."""
+
+    BANK = ParticipantRow("bank", "127.0.0.1:20001", {"debit": "f1", "credit": "f1"})
+
+    async def test_register_and_move(self, store: Store) -> None:
+        assert await store.participants() == []
+        assert await store.register(self.BANK, replace_fence=False) == {}
+        assert await store.register(self.BANK, replace_fence=False) == {}
+        moved = self.BANK._replace(address="127.0.0.1:20002")
+        other = ParticipantRow("a", "[::1]:20003", {"x": "f2"})
+        assert await store.register(moved, replace_fence=False) == {}
+        assert await store.register(other, replace_fence=False) == {}
+        assert await store.participants() == [other, moved]
+
+    async def test_another_fence_database_stands_in_the_way(self, store: Store) -> None:
+        await store.register(self.BANK, replace_fence=False)
+        changed = ParticipantRow("bank", "127.0.0.1:20002", {"debit": "f1", "credit": "f2"})
+        assert await store.register(changed, replace_fence=False) == {"credit": ("f1", "f2")}
+        assert await store.participants() == [self.BANK]
+        assert await store.register(changed, replace_fence=True) == {}
+        assert await store.participants() == [changed]
+
+    async def test_a_fence_is_remembered_while_its_action_is_away(self, store: Store) -> None:
+        """Else two registrations, one without the action, would change its database with nobody asked."""
+        await store.register(self.BANK, replace_fence=False)
+        await store.register(ParticipantRow("bank", "127.0.0.1:20001", {"credit": "f1"}), replace_fence=False)
+        assert await store.register(
+            ParticipantRow("bank", "127.0.0.1:20001", {"debit": "f2", "credit": "f1"}), replace_fence=False
+        ) == {"debit": ("f1", "f2")}
+
+    async def test_many_at_once(self, store: Store) -> None:
+        rows = [ParticipantRow(f"p{n}", f"127.0.0.1:{n + 1}", {"a": str(save_id())}) for n in range(12)]
+        twice = [*rows, *rows]
+        assert await asyncio.gather(*(store.register(row, replace_fence=False) for row in twice)) == [{}] * 24
+        assert sorted(await store.participants()) == sorted(rows)

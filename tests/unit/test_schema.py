@@ -1,0 +1,104 @@
+"""Alembic's migrations make what the MetaData says, on every database; other revisions are refused."""
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from coordinator.store import schema
+from coordinator.store.rows import Row, StoreError
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.database)])
+def engine(request: pytest.FixtureRequest) -> Iterator[sa.Engine]:
+    """An empty database of each kind."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{request.getfixturevalue('tmp_path') / 'schema.db'}"
+    else:
+        url = request.getfixturevalue("pg_database").replace("postgresql://", "postgresql+psycopg://")
+    engine = sa.create_engine(url)
+    yield engine
+    engine.dispose()
+
+
+def described(engine: sa.Engine) -> dict[str, object]:
+    """Tables, columns, keys, constraints and indexes, as the database tells them."""
+    inspector = sa.inspect(engine)
+    return {
+        name: (
+            [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in inspector.get_columns(name)],
+            inspector.get_pk_constraint(name)["constrained_columns"],
+            inspector.get_unique_constraints(name),
+            sorted(
+                (
+                    str(i["name"]),
+                    i["column_names"],
+                    i["unique"],
+                    sorted(f"{k}: {v}" for k, v in i["dialect_options"].items()),
+                )
+                for i in inspector.get_indexes(name)
+            ),
+            inspector.get_table_options(name) if engine.dialect.name == "postgresql" else None,
+        )
+        for name in sorted(inspector.get_table_names())
+        if name != schema.VERSION_TABLE
+    }
+
+
+def test_migrations_make_what_the_metadata_says(engine: sa.Engine) -> None:
+    schema.ensure_schema(engine)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"version_table": schema.VERSION_TABLE, "compare_type": True}
+        )
+        assert compare_metadata(context, schema.metadata) == []
+    migrated = described(engine)
+    with engine.begin() as connection:
+        schema.metadata.drop_all(connection)
+        schema.metadata.create_all(connection)
+    assert migrated == described(engine)
+    assert set(migrated) == {"tricord_transaction", "tricord_participant", "tricord_store"}
+
+
+def test_the_index_of_due_work_holds_open_rows_only(engine: sa.Engine) -> None:
+    schema.ensure_schema(engine)
+    (index,) = [i for i in sa.inspect(engine).get_indexes("tricord_transaction") if i["name"] and "due" in i["name"]]
+    where = index["dialect_options"][f"{engine.dialect.name}_where"]
+    assert str(where).strip("()") == "wake_ms IS NOT NULL"
+
+
+def test_rows_have_the_tables_columns_in_order() -> None:
+    assert list(Row._fields) == [column.name for column in schema.transactions.columns]
+
+
+def test_creating_it_again_changes_nothing(engine: sa.Engine) -> None:
+    schema.ensure_schema(engine)
+    with engine.begin() as connection:
+        values = {"name": "a", "address": "b:1", "actions": {}, "withdrawn": {}, "updated_ms": 1}
+        connection.execute(schema.participants.insert().values(**values))
+    schema.ensure_schema(engine)
+    with engine.connect() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(schema.participants)).scalar() == 1
+
+
+@pytest.mark.parametrize("revision", ["9999", "0000", "abc"])
+def test_another_revision_is_refused_and_left_alone(engine: sa.Engine, revision: str) -> None:
+    schema.ensure_schema(engine)
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = '{revision}'"))
+    with pytest.raises(StoreError, match=f"schema revision {revision}, this program runs on {schema.REVISION}"):
+        schema.ensure_schema(engine)
+    with engine.connect() as connection:
+        version = connection.execute(sa.text(f"SELECT version_num FROM {schema.VERSION_TABLE}")).scalar()
+    assert version == revision
+
+
+def test_the_identity_is_made_once(engine: sa.Engine) -> None:
+    schema.ensure_schema(engine)
+    first, changed = schema.store_identity(engine, "one")
+    assert not changed
+    assert schema.store_identity(engine, "one") == (first, False)
+    assert schema.store_identity(engine, "two") == (first, True)
+    assert schema.store_identity(engine, "two") == (first, False)

@@ -21,6 +21,10 @@ from .store.store import Store, backend_for
 _log = structlog.get_logger(__name__)
 
 
+STOP_S = 1.0
+"""How long live transactions that nobody waits for any more may go on when the process stops."""
+
+
 class StartError(Exception):
     """The coordinator cannot start: what is wrong, and what to do."""
 
@@ -73,12 +77,12 @@ class Coordinator:
             delivery = Delivery(participants)
             parts.push_async_callback(delivery.close)
             engine = Engine(store, delivery, settings.policy())
-            parts.push_async_callback(engine.stop, settings.drain_ms / 1000)
             server, health = await make_server(engine, participants, settings)
             try:
                 port = bind(server, settings.listen)
             except OSError as error:
                 raise StartError(str(error)) from error
+            parts.push_async_callback(engine.stop, STOP_S)
             await engine.start()
             await server.start()
             # What has been made so far stays; collecting it again and again would cost more than the rest.
@@ -91,6 +95,7 @@ class Coordinator:
             await stop.wait()
             _log.info("coordinator.draining", live=engine.live)
             await health.enter_graceful_shutdown()
+            engine.stop_claiming()
             await server.stop(settings.drain_ms / 1000)
-            await engine.stop(1.0)
+            await engine.stop(STOP_S)
             _log.info("coordinator.stopped", flushes=store.flushes, **engine.counts)

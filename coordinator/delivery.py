@@ -10,6 +10,7 @@ three such accidents it stays alone (protocol E1). A participant without ``Excha
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -34,6 +35,10 @@ BATCH_BYTES_MAX = 1024 * 1024
 """A batch is cut there; a single larger call travels alone."""
 RESULT_BYTES_MAX = 64 * 1024
 """Of one Try's result. With 64 branches, and their payloads, an answer still fits into one message."""
+CONTENT_TYPE_CHARS_MAX = 255
+FENCE_ID_CHARS_MAX = 64
+SILENT_MAX = 32
+"""Calls in a row that time out on a stream before it is given up."""
 SUSPECTS_MAX = 10_000
 ACCIDENTS_MAX = 3
 _MESSAGE_BYTES_MAX = 16 * 1024 * 1024
@@ -44,7 +49,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # how long one attempt to connect may take, for all its name
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -87,6 +92,7 @@ class Delivery:
     def __init__(self, participants: Participants) -> None:
         self._participants = participants
         self._links: dict[str, Link] = {}
+        self._retired: set[Link] = set()
 
     def send(self, xid: str, spec: Spec, call: Call, on_reply: OnReply) -> None:
         """Start one call. ``on_reply`` is called exactly once, never before this returns."""
@@ -109,11 +115,16 @@ class Delivery:
         """Let go of addresses that no participant has any more, once their last calls are answered."""
         addresses = self._participants.addresses()
         for address in [address for address in self._links if address not in addresses]:
-            self._links.pop(address).retire()
+            link = self._links.pop(address)
+            self._retired.add(link)
+            link.retire().add_done_callback(functools.partial(self._forget, link))
+
+    def _forget(self, link: Link, _task: asyncio.Task[None]) -> None:
+        self._retired.discard(link)
 
     async def close(self) -> None:
         """End all streams; calls that are still out become UNKNOWN."""
-        await asyncio.gather(*(link.close() for link in self._links.values()))
+        await asyncio.gather(*(link.close() for link in [*self._links.values(), *self._retired]))
 
 
 class Link:
@@ -131,6 +142,8 @@ class Link:
         self._suspects: OrderedDict[tuple[str, int, int], int] = OrderedDict()
         self._unary_until_s = 0.0
         self._next_id = 0
+        self._stream: Any = None
+        self._silent = 0  # calls of the stream that timed out since the last reply
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stream_task = self._spawn(self._run())
@@ -149,9 +162,9 @@ class Link:
         (self._tries if call.phase is Phase.TRY else self._phase2).append(pending)
         self._wake.set()
 
-    def retire(self) -> None:
+    def retire(self) -> asyncio.Task[None]:
         """Close when the last call has ended. No call may be sent after this."""
-        self._spawn(self._close_when_idle())
+        return self._spawn(self._close_when_idle())
 
     async def _close_when_idle(self) -> None:
         if self._pending:  # each ends at its deadline at the latest
@@ -181,7 +194,8 @@ class Link:
             if not await self._connected():
                 self._fail_queued(f"participant at {self.address} cannot be reached")
                 continue
-            stream = self._stub.Exchange()
+            self._silent = 0
+            self._stream = stream = self._stub.Exchange()
             reader = self._spawn(self._read(stream))
             try:
                 await self._write(stream, reader)
@@ -300,6 +314,7 @@ class Link:
 
     def _answer(self, reply: pb.Reply) -> None:
         pending = self._pending.pop(reply.call_id, None)
+        self._silent = 0
         if pending is not None:  # else too late: its time-out has answered
             self._deadlines.remove(reply.call_id)
             pending.on_reply(_reply(pending, reply))
@@ -313,6 +328,11 @@ class Link:
         else:
             why = f"could not be sent to {self.address} within {pending.timeout_ms} ms"
         self._fail([pending], why)
+        if pending.aboard or not pending.sent:
+            self._silent += 1
+            if self._silent == SILENT_MAX and self._stream is not None:
+                # It answers pings, or its proxy does, and no calls. Only a new stream can get past that.
+                self._stream.cancel()
 
     def _fail_queued(self, why: str) -> None:
         queued = [*self._phase2, *self._tries]
@@ -423,13 +443,13 @@ def _message(xid: str, spec: Spec, call: Call) -> pb.Call:
 
 def _reply(pending: _Pending, reply: pb.Reply) -> Reply:
     outcome = _OUTCOMES.get(reply.outcome, Outcome.UNKNOWN)
+    excess = _excess(reply)
+    if excess and outcome is not Outcome.UNKNOWN:
+        # Nothing that is asked again would be answered otherwise: of a Try it is a refusal.
+        return Reply(pending.branch, pending.phase, Outcome.VIOLATION, error=excess)
     result = None
     refusal = None
     if outcome is Outcome.DONE and reply.HasField("result"):
-        size = len(reply.result.data)
-        if size > RESULT_BYTES_MAX:
-            error = f"Try returned a result of {size} bytes; the limit is {RESULT_BYTES_MAX}"
-            return Reply(pending.branch, pending.phase, Outcome.UNKNOWN, reply.fence_id, error=error, attention=True)
         result = Payload(reply.result.data, reply.result.content_type)
     elif outcome is Outcome.REFUSED:
         refusal = Refusal(reply.refusal.reason or "refused", reply.refusal.message)
@@ -437,6 +457,18 @@ def _reply(pending: _Pending, reply: pb.Reply) -> Reply:
     if not error and outcome in (Outcome.UNKNOWN, Outcome.VIOLATION):
         error = f"the participant answered {outcome.name} and gave no reason"
     return Reply(pending.branch, pending.phase, outcome, reply.fence_id, result, refusal, error, reply.attention)
+
+
+def _excess(reply: pb.Reply) -> str:
+    """What in a reply is beyond its limit; empty if nothing is."""
+    size = len(reply.result.data)
+    if size > RESULT_BYTES_MAX:
+        return f"Try returned a result of {size} bytes; the limit is {RESULT_BYTES_MAX}"
+    if len(reply.result.content_type) > CONTENT_TYPE_CHARS_MAX:
+        return f"the result's content_type is longer than {CONTENT_TYPE_CHARS_MAX} characters"
+    if len(reply.fence_id) > FENCE_ID_CHARS_MAX:
+        return f"fence_id is longer than {FENCE_ID_CHARS_MAX} characters"
+    return ""
 
 
 def _from_registered(reply: Reply, fence_id: str) -> Reply:

@@ -19,7 +19,7 @@ from .codec import UnreadableRow, transaction
 from .delivery import Delivery
 from .flow import drive
 from .ids import new_xid
-from .journal import Journal
+from .journal import Journal, Overloaded
 from .machine import begin
 from .model import Attention, BranchSpec, Call, Outcome, Policy, Reply, Spec, State, Transaction
 from .store.rows import Row, RowRejected, StoreError
@@ -33,6 +33,7 @@ LIVE_MAX = 20_000
 POLL_S_MIN = 0.02
 POLL_S_MAX = 1.0
 """How long the claim loop sleeps at the most: another coordinator's work may have become due."""
+NEVER_MS = 2**63
 WATCH_S_MIN, WATCH_S_MAX = 0.1, 1.0
 """How often a row is read for somebody who waits for a transaction that another coordinator drives."""
 
@@ -77,6 +78,7 @@ class Engine:
         self._nudge = asyncio.Event()
         self._next_claim_ms = 0
         self._stopping = False
+        self._ended = False
         self._claiming: asyncio.Task[None] | None = None
 
     @property
@@ -88,36 +90,56 @@ class Engine:
         """Start taking over what is due."""
         self._claiming = asyncio.get_running_loop().create_task(self._claim_loop())
 
-    async def stop(self, grace_s: float) -> None:
-        """Let live transactions go on for up to ``grace_s`` seconds, then leave them to the next coordinator."""
+    def stop_claiming(self) -> None:
+        """Take nothing over any more; what is live goes on."""
         self._stopping = True
         self._nudge.set()
-        if self._claiming is not None:
-            await self._claiming
+
+    async def stop(self, grace_s: float) -> None:
+        """Let live transactions go on for up to ``grace_s`` seconds, then leave them to the next coordinator.
+
+        Ends also when the store does not answer: within ``grace_s`` and some seconds more.
+        """
+        if self._ended:
+            return
+        self.stop_claiming()
         tasks = [live.task for live in self._live.values() if live.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=grace_s)
+        self._ended = True
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        try:
-            await asyncio.wait_for(self.journal.drain(), max(grace_s, 1.0))
-        except TimeoutError:
-            _log.warning("engine.last_flush_open", hint="the store did not answer; recovery settles it")
+        last = asyncio.get_running_loop().create_task(self.journal.drain())
+        waiting = [last] if self._claiming is None else [last, self._claiming]
+        _, open_ = await asyncio.wait(waiting, timeout=max(1.0, min(grace_s, 5.0)))
+        if open_:
+            _log.warning("engine.store_silent", hint="the last flush is open; recovery settles it")
+            self.store.stop_waiting()
+            await asyncio.wait(open_, timeout=1.0)
+            last.cancel()
 
     # --- for the services ----------------------------------------------------------------------------------
 
     async def begin(self, key: bytes, timeout_ms: int, branches: tuple[BranchSpec, ...]) -> Started:
         """Begin a transaction, or find the one that holds its key.
 
-        Raises KeyReused if the key belongs to another request, RowRejected if the store cannot take it (nothing is
-        stored then), StoreClosed if it is not known.
+        Raises KeyReused if the key belongs to another request, RowRejected if the store cannot take it and Overloaded
+        if too much is waiting (nothing is stored then), StoreClosed if it is not known.
         """
+        if len(self._live) >= LIVE_MAX:
+            raise Overloaded(f"{LIVE_MAX} transactions are live")
+        self.journal.check_room()
         now_ms = self.store.now_ms()
         spec = Spec(new_xid(now_ms), key, now_ms, timeout_ms, branches)
         tx = begin(spec, now_ms, self.policy)._replace(save_id=secrets.randbits(62))
         # Shielded: whether the caller still waits changes nothing for a record that is on its way.
-        begun = await asyncio.shield(asyncio.ensure_future(self._begin(tx)))
+        beginning = asyncio.get_running_loop().create_task(self._begin(tx))
+        beginning.add_done_callback(_seen)
+        try:
+            begun = await asyncio.shield(beginning)
+        finally:
+            del beginning  # an error would hold this frame, and the frame the error, until the collector comes
         if not begun.new and not begun.tx.spec.asks_the_same(spec):
             raise KeyReused(begun.tx.spec.xid)
         return begun
@@ -147,11 +169,13 @@ class Engine:
                     continue
             waiter: asyncio.Future[Transaction] = loop.create_future()
             self._waiters.setdefault(xid, []).append(waiter)
-            done, _ = await asyncio.wait([waiter], timeout=min(pause_s, left_s))
+            try:
+                done, _ = await asyncio.wait([waiter], timeout=min(pause_s, left_s))
+            finally:
+                self._forget(xid, waiter)
             if done:
                 tx = waiter.result()
                 continue
-            self._forget(xid, waiter)
             pause_s = min(pause_s * 2, WATCH_S_MAX)
             if xid not in self._live:
                 tx = await self._read(tx)
@@ -185,12 +209,13 @@ class Engine:
     def _adopt(self, tx: Transaction) -> None:
         """Drive a transaction, unless this process does so already."""
         xid = tx.spec.xid
-        if xid not in self._live:
+        if xid not in self._live and not self._ended:
             self._live[xid] = live = Live(self, tx)
             live.task = asyncio.get_running_loop().create_task(self._drive(live))
 
     async def _drive(self, live: Live) -> None:
         xid = live.tx.spec.xid
+        tx = None
         try:
             tx = await drive(live.tx, live, self.policy)
             if tx.wake_ms is not None:
@@ -204,6 +229,9 @@ class Engine:
         finally:
             live.ended = True
             del self._live[xid]
+        if live.claimed is not None and tx is not None and tx.version == live.claimed.version:
+            # It was claimed under the driver's hands, just as it came to rest: the claim is this process's to serve.
+            self._recover(live.claimed)
 
     def moved(self, before: Transaction, tx: Transaction) -> None:
         """Tell whoever waits that a transaction has changed durably, and log what a person wants to find."""
@@ -233,6 +261,7 @@ class Engine:
         failures = 0
         while not self._stopping:
             pause_s = POLL_S_MAX
+            self._next_claim_ms = NEVER_MS  # what becomes known from here on counts, also while the claim is on its way
             try:
                 limit = min(CLAIM_ROWS_MAX, LIVE_MAX - len(self._live))
                 claim = await self.store.claim(limit, self.policy.lease_ms)
@@ -250,14 +279,12 @@ class Engine:
                     _log.warning("engine.claim_failed", error=str(error), failures=failures)
             except Exception:
                 _log.exception("engine.claim_failed")  # whatever it is, due work must go on being looked for
-            self._next_claim_ms = self.store.now_ms() + int(pause_s * 1000)
-            await self._pause(pause_s)
+            self._plan_claim(self.store.now_ms() + int(pause_s * 1000))
+            await self._pause()
 
-    async def _pause(self, pause_s: float) -> None:
+    async def _pause(self) -> None:
         """Sleep until it is time to claim, or a nearer time becomes known."""
-        if pause_s <= 0:
-            await asyncio.sleep(0)
-            return
+        await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         while True:
             self._nudge.clear()
@@ -271,7 +298,9 @@ class Engine:
             timer.cancel()
 
     def _recover(self, row: Row) -> None:
-        if row.xid in self._live:
+        live = self._live.get(row.xid)
+        if live is not None:
+            live.claimed = row
             return
         try:
             tx = transaction(row)
@@ -290,6 +319,8 @@ class Live:
         """The row as it is known to stand."""
         self.task: asyncio.Task[None] | None = None
         self.ended = False
+        self.claimed: Row | None = None
+        """The row as the claim loop met it while it was being driven."""
         self._engine = engine
         self._xid = tx.spec.xid.hex()
         self._inbox: list[Reply] = []
@@ -346,6 +377,12 @@ class Live:
         self._inbox.append(reply)
         if self._wake is not None:
             _wake(self._wake)
+
+
+def _seen(task: asyncio.Task[Started]) -> None:
+    """Whoever began it may have gone; how it ended is then nobody's business."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _wake(future: asyncio.Future[None]) -> None:

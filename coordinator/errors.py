@@ -6,6 +6,7 @@
         Conflict            FAILED_PRECONDITION  it contradicts what is stored
         NotFound            NOT_FOUND
         NotAllowed          PERMISSION_DENIED
+        TooMuch             RESOURCE_EXHAUSTED   too much is waiting; with the time to wait before trying again
         Unavailable         UNAVAILABLE          the store is away; with the time to wait before trying again
 
 Each carries a stable ``reason`` for programs. None of them leaves anything stored, except that after Unavailable it
@@ -57,7 +58,9 @@ class InvalidRequest(RpcError):
     reason = "INVALID_REQUEST"
 
     def __init__(self, *violations: Violation) -> None:
-        text = "; ".join(f"{v.field}: {v.description}" for v in violations)
+        text = "; ".join(f"{v.field}: {v.description}" for v in violations[:3])
+        if len(violations) > 3:
+            text = f"{len(violations)} fields are wrong: {text}; …"
         super().__init__(text, violations=violations)
 
 
@@ -86,6 +89,13 @@ class NotAllowed(RpcError):
 
     code = grpc.StatusCode.PERMISSION_DENIED
     reason = "REGISTRATION_NOT_ALLOWED"
+
+
+class TooMuch(RpcError):
+    """More than this coordinator takes at a time."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "OVERLOADED"
 
 
 class Unavailable(RpcError):

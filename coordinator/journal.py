@@ -25,6 +25,15 @@ LINGER_S = 0.02
 """How long a last save waits for a flush to ride on."""
 
 
+WAITING_ROWS_MAX = 20_000
+WAITING_BYTES_MAX = 64 * 1024 * 1024
+"""How much may wait for the store before new transactions are refused."""
+
+
+class Overloaded(Exception):
+    """Too much waits for the store. Nothing of this request was stored."""
+
+
 class Begun(NamedTuple):
     """What became of a begin."""
 
@@ -46,15 +55,26 @@ class Journal:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting: dict[bytes, _Entry] = {}
+        self._begin_bytes = 0
         self._flushing = False
         self._starting = False
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
+    def check_room(self) -> None:
+        """Raises Overloaded if no more transactions should begin now."""
+        if len(self._waiting) >= WAITING_ROWS_MAX or self._begin_bytes >= WAITING_BYTES_MAX:
+            raise Overloaded(f"{len(self._waiting)} transactions wait for the store")
+
     async def begin(self, tx: Transaction) -> Begun:
-        """Store a new transaction, unless its key is taken. Raises RowRejected, and has then stored nothing."""
-        row = await self._write(tx, new_row(tx), begins=True)
+        """Store a new transaction, unless its key is taken. Raises RowRejected, having stored nothing."""
+        new = new_row(tx)
+        self._begin_bytes += len(new.body)
+        try:
+            row = await self._write(tx, new, begins=True)
+        finally:
+            self._begin_bytes -= len(new.body)
         if row is None:
             return Begun(tx, True)
         return Begun(transaction(row), row.xid == tx.spec.xid)

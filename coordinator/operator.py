@@ -21,6 +21,7 @@ from .wire import check_name, duration_ms, transaction_message, unreadable_messa
 
 PAGE_SIZE_DEFAULT = 50
 PAGE_SIZE_MAX = 1_000
+STATES_MAX = 16
 AGE_DAYS_MAX = 36_500
 AGE_MS_MAX = AGE_DAYS_MAX * 86_400_000
 _TOKEN_VERSION = b"\x01"
@@ -53,6 +54,8 @@ class OperatorService(pb_grpc.OperatorServiceServicer):
     def _filter(self, request: pb.ListRequest) -> ListFilter:
         if request.page_size > PAGE_SIZE_MAX:
             raise InvalidRequest(Violation("page_size", f"is {request.page_size}; the limit is {PAGE_SIZE_MAX}"))
+        if len(request.states) > STATES_MAX:
+            raise InvalidRequest(Violation("states", f"has {len(request.states)} states; the limit is {STATES_MAX}"))
         known = {int(state) for state in State}
         for n, state in enumerate(request.states):
             if state not in known:

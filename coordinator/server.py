@@ -15,8 +15,19 @@ from tricord.v1 import coordinator_pb2 as pb
 from tricord.v1 import coordinator_pb2_grpc as pb_grpc
 from tricord.v1 import registry_pb2, registry_pb2_grpc
 
-from .engine import Engine, KeyReused, Until
-from .errors import Conflict, InvalidRequest, NotAllowed, NotFound, RpcError, Unavailable, UnknownName, Violation
+from .engine import Engine, KeyReused, Started, Until
+from .errors import (
+    Conflict,
+    InvalidRequest,
+    NotAllowed,
+    NotFound,
+    RpcError,
+    TooMuch,
+    Unavailable,
+    UnknownName,
+    Violation,
+)
+from .journal import Overloaded
 from .model import BranchSpec, Transaction
 from .participants import Participants
 from .store.rows import RowRejected, StoreError
@@ -26,6 +37,8 @@ _log = structlog.get_logger(__name__)
 
 ANSWER_MARGIN_SHARE, ANSWER_MARGIN_S_MAX = 0.1, 0.25
 """How long before the caller's deadline it is told the state of that moment, rather than nothing."""
+
+NAMES_TOLD_MAX = 10
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -38,18 +51,23 @@ def answering(method: Method[_Request, _Response]) -> Method[_Request, _Response
 
     @functools.wraps(method)
     async def call(self: Any, request: _Request, context: Context) -> _Response:
+        # What is kept of an error is its status: the error itself would keep its frames, and with them the request.
         try:
             return await method(self, request, context)
         except RpcError as error:
-            told = error
+            status = error_status(error)
+        except Overloaded as error:
+            status = error_status(TooMuch(f"the coordinator has too much to do: {error}; ask again", retry_s=1.0))
         except StoreError as error:
-            told = Unavailable(str(error), retry_s=1.0)
+            _log.warning("rpc.store_error", method=method.__qualname__, error=str(error))
+            status = error_status(Unavailable("the coordinator's store does not answer; ask again", retry_s=1.0))
         except grpc.aio.AbortError:
             raise
         except Exception as error:
             _log.exception("rpc.failed", method=method.__qualname__)
-            told = RpcError(f"the coordinator failed: {type(error).__name__}; its log has more")
-        await context.abort_with_status(rpc_status.to_status(error_status(told)))
+            status = error_status(RpcError(f"the coordinator failed: {type(error).__name__}; its log has more"))
+        del request  # gRPC keeps the error that ends the call, and it this frame, until the collector comes
+        await context.abort_with_status(rpc_status.to_status(status))
         raise AssertionError("unreachable")
 
     return call
@@ -68,9 +86,8 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
         """Run a transaction, or find the one that the key names, and answer when it has come far enough."""
         starting = Starting(request, self._namespace, self._timeout_ms_default)
-        await self._check_names(starting.branches)
         try:
-            started = await self._engine.begin(starting.key, starting.timeout_ms, starting.branches)
+            started = await self._start(starting)
         except KeyReused as error:
             raise Conflict(
                 f"idempotency_key: {error}",
@@ -98,6 +115,19 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
             return pb.GetResponse(transaction=transaction_message(found))
         return pb.GetResponse(transaction=transaction_message(await get_by_xid(self._engine, request.xid)))
 
+    async def _start(self, starting: Starting) -> Started:
+        try:
+            await self._check_names(starting.branches)
+        except UnknownName:
+            # What was begun before the name went away keeps its answer.
+            found = await self._engine.get(key=starting.key) if starting.key else None
+            if found is None:
+                raise
+            if found.spec.branches != starting.branches:
+                raise KeyReused(found.spec.xid) from None
+            return Started(found, False)
+        return await self._engine.begin(starting.key, starting.timeout_ms, starting.branches)
+
     async def _check_names(self, branches: tuple[BranchSpec, ...]) -> None:
         """Refuse what no participant has registered, before anything is stored."""
         for n, branch in enumerate(branches):
@@ -108,7 +138,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
                 )
                 raise UnknownName(text, violations=(Violation(f"branches[{n}].participant", text),))
             if branch.action not in row.actions:
-                known = ", ".join(sorted(row.actions))
+                known = ", ".join(sorted(row.actions)[:NAMES_TOLD_MAX])
                 text = f"participant {branch.participant} has no action {branch.action}; it has {known}"
                 violations = (Violation(f"branches[{n}].action", text),)
                 raise UnknownName(text, reason="UNKNOWN_ACTION", violations=violations)

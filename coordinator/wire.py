@@ -29,6 +29,9 @@ CONTENT_TYPE_CHARS_MAX = 255
 ADDRESS_CHARS_MAX = 255
 ACTIONS_MAX = 256
 FENCE_ID_CHARS_MAX = 64
+VIOLATIONS_TOLD_MAX = 5
+ERROR_BYTES_MAX = 400
+"""An error travels in gRPC's trailing metadata, of which many clients take no more than 8 KiB."""
 TIMEOUT_MS_MAX = 24 * 3600 * 1000
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
@@ -149,7 +152,7 @@ def _branch(field: str, branch: coordinator_pb2.BranchRequest, wrong: list[Viola
 
 def _check_name(field: str, name: str, wrong: list[Violation]) -> None:
     if not _NAME.match(name):
-        shown = f"has {len(name)} characters" if len(name) > NAME_CHARS_MAX else f"is {name!r}"
+        shown = f"has {len(name)} characters" if len(name) > NAME_CHARS_MAX else f"is {name!a}"
         wrong.append(Violation(field, f"{shown}; a name is 1 to {NAME_CHARS_MAX} of A-Z a-z 0-9 . _ -"))
 
 
@@ -220,15 +223,20 @@ def _timestamp(ms: int) -> Timestamp:
     return Timestamp(seconds=ms // 1000, nanos=ms % 1000 * 1_000_000)
 
 
+def _cut(text: str, bytes_max: int) -> str:
+    return text.encode()[:bytes_max].decode(errors="ignore")
+
+
 def error_status(error: RpcError) -> status_pb2.Status:
     """An error as google.rpc.Status: one ErrorInfo, and the wrong fields or the time to wait where there are any."""
-    status = status_pb2.Status(code=getattr(code_pb2, error.code.name), message=str(error))
+    message = _cut(str(error), ERROR_BYTES_MAX)
+    status = status_pb2.Status(code=getattr(code_pb2, error.code.name), message=message)
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
     details: list[object] = [info]
     if error.violations:
         fields = [
-            error_details_pb2.BadRequest.FieldViolation(field=v.field, description=v.description)
-            for v in error.violations
+            error_details_pb2.BadRequest.FieldViolation(field=v.field, description=_cut(v.description, ERROR_BYTES_MAX))
+            for v in error.violations[:VIOLATIONS_TOLD_MAX]
         ]
         details.append(error_details_pb2.BadRequest(field_violations=fields))
     if error.retry_s is not None:

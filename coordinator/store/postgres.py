@@ -11,12 +11,16 @@ Nothing here needs more than a PostgreSQL-compatible engine gives: no advisory l
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import psycopg
 import sqlalchemy as sa
 import structlog
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int8BinaryDumper
 
 from .rows import Batch, Claim, Fault, Row, StoreError, StoreUnreachable
@@ -80,7 +84,7 @@ class PostgresBackend:
     def __init__(self, dsn: str, lease_ms: int) -> None:
         self.dsn = dsn
         self._arguments: dict[str, Any] = {
-            "options": _options(lease_ms),
+            "options": f"{_options_of(dsn)} {_options(lease_ms)}".strip(),
             "application_name": "tricord",
             "connect_timeout": 5,
             "keepalives_idle": 5,
@@ -88,14 +92,21 @@ class PostgresBackend:
             "keepalives_count": 3,
             "tcp_user_timeout": lease_ms,  # a host that has vanished acknowledges nothing
         }
+        self._others: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()  # SQLAlchemy's
         self._writer: psycopg.Connection[Any] | None = None
         self._reader: psycopg.Connection[Any] | None = None
 
     def engine(self) -> sa.Engine:
         url = sa.make_url(self.dsn).set(drivername="postgresql+psycopg")
-        engine = sa.create_engine(url, pool_size=2, max_overflow=2, pool_pre_ping=True, connect_args=self._arguments)
-        sa.event.listen(engine, "connect", lambda connection, _record: _be_durable(connection))
+        engine = sa.create_engine(
+            url, pool_size=2, max_overflow=2, pool_timeout=5, pool_pre_ping=True, connect_args=self._arguments
+        )
+        sa.event.listen(engine, "connect", self._opened)
         return engine
+
+    def _opened(self, connection: psycopg.Connection[Any], _record: object) -> None:
+        self._others.add(connection)
+        _be_durable(connection)
 
     def prepare(self) -> None:
         try:
@@ -158,8 +169,12 @@ class PostgresBackend:
         return Claim([_row(values) for values in found], now_ms, next_ms)
 
     def fault(self, error: Exception) -> Fault:
+        if isinstance(error, MemoryError):
+            return Fault.AGAIN
         if not isinstance(error, psycopg.Error):
             return Fault.REJECTED
+        if not error.sqlstate and not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            return Fault.REJECTED  # the driver itself could not send the values
         state = error.sqlstate or ""
         # 40xxx: serialization failure, deadlock; 55P03: lock time-out; 57014: statement time-out.
         if state[:2] == "40" or state in ("55P03", "57014"):
@@ -169,6 +184,16 @@ class PostgresBackend:
         if state[:2] in ("22", "23", "54"):  # a value, a constraint or a size that will never be accepted
             return Fault.REJECTED
         return Fault.LOST  # the table is gone, rights are missing, …: not this row's fault, and it may be mended
+
+    def interrupt(self) -> None:
+        # Nothing else wakes a thread that waits for a server which is frozen, or cut off, and keeps its connections.
+        for connection in [self._writer, self._reader, *self._others]:
+            if connection is not None and not connection.closed:
+                with (
+                    contextlib.suppress(OSError, psycopg.Error),
+                    socket.socket(fileno=os.dup(connection.fileno())) as s,
+                ):
+                    s.shutdown(socket.SHUT_RDWR)
 
     def close_writer(self) -> None:
         if self._writer is not None:
@@ -231,6 +256,14 @@ def _options(lease_ms: int) -> str:
         "jit": "off",
     }
     return " ".join(f"-c {name}={value}" for name, value in settings.items())
+
+
+def _options_of(dsn: str) -> str:
+    """The options that the DSN itself sets, such as a search_path; ours come after them and win."""
+    try:
+        return str(conninfo_to_dict(dsn).get("options") or "")
+    except psycopg.Error as error:
+        raise StoreError(f"store: not a PostgreSQL address: {_text(error)}") from error
 
 
 def _by_key(row: Row) -> tuple[bytes, bytes]:

@@ -131,6 +131,9 @@ class Backend(Protocol):
     def fault(self, error: Exception) -> Fault:
         """What an error raised by ``flush`` or ``claim`` means."""
 
+    def interrupt(self) -> None:
+        """Make calls that wait for the database fail now. The one method that is called from another thread."""
+
     def close_writer(self) -> None:
         """Close the writer's connection, or drop it if it is broken. The next ``flush`` opens a new one."""
 

@@ -142,5 +142,8 @@ def _upgrade(engine: sa.Engine) -> None:
     config = Config()
     config.set_main_option("script_location", "coordinator:store/migrations")
     with engine.begin() as connection:
+        if engine.dialect.name == "sqlite":
+            # The driver begins no local transaction before CREATE TABLE: a crash would leave half of the tables.
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
         config.attributes["connection"] = connection
         command.upgrade(config, REVISION)

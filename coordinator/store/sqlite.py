@@ -129,11 +129,20 @@ class SqliteBackend:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _AGAIN:
             return Fault.AGAIN
-        if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError | sqlite3.InterfaceError | OverflowError):
+        if isinstance(error, MemoryError):
+            return Fault.AGAIN
+        rejected = sqlite3.IntegrityError | sqlite3.DataError | sqlite3.InterfaceError | sqlite3.ProgrammingError
+        if isinstance(error, rejected) or not isinstance(error, sqlite3.Error):
             return Fault.REJECTED
         if code == sqlite3.SQLITE_TOOBIG:
             return Fault.REJECTED
         return Fault.LOST  # disk full, I/O error, …: nothing is known but that it may pass
+
+    def interrupt(self) -> None:
+        for connection in (self._writer, self._reader):
+            if connection is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.interrupt()
 
     def close_writer(self) -> None:
         if self._writer is not None:

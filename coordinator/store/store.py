@@ -25,6 +25,7 @@ _log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 
+CLOCK_READ_S_MAX = 0.25
 _PAUSE_S_MIN = 0.02
 _PAUSE_S_MAX = 1.0
 
@@ -57,8 +58,10 @@ class Store:
         self._backend = backend
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
+        self._others = ThreadPoolExecutor(4, thread_name_prefix="store")
         self._engine: sa.Engine | None = None
         self._closing = threading.Event()
+        self._clock_read = False
         self._offset_ms = time.time() * 1000 - time.monotonic() * 1000
         self.store_id = ""
         self.flushes = 0
@@ -90,15 +93,21 @@ class Store:
 
     async def close(self) -> None:
         """Close the connections. A flush whose outcome is not known by then ends with StoreClosed."""
-        self._closing.set()
+        self.stop_waiting()
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._writer, self._backend.close_writer)
         await loop.run_in_executor(self._reader, self._backend.close_reader)
         self._writer.shutdown()
         self._reader.shutdown()
+        self._others.shutdown()
         if self._engine is not None:
             self._engine.dispose()
         self._backend.release()
+
+    def stop_waiting(self) -> None:
+        """Give up what waits for a database that does not answer. Only closing comes after this."""
+        self._closing.set()
+        self._backend.interrupt()
 
     def now_ms(self) -> int:
         """The store's clock, as last heard, carried on by this machine's monotonic one."""
@@ -122,6 +131,8 @@ class Store:
     def _flush(self, batch: Batch) -> list[Row | RowRejected | None]:
         pause_s = _PAUSE_S_MIN
         while True:
+            if self._closing.is_set() and pause_s > _PAUSE_S_MIN:
+                raise StoreClosed("the store was closed before the outcome of its last flush was known")
             try:
                 standing = self._backend.flush(batch)
                 self.flushes += 1
@@ -135,8 +146,7 @@ class Store:
                         "store.flush_lost", error=str(error).strip()[:300], rows=len(batch.begins) + len(batch.saves)
                     )
                     self._backend.close_writer()
-            if self._closing.wait(pause_s):
-                raise StoreClosed("the store was closed before the outcome of its last flush was known")
+            self._closing.wait(pause_s)
             pause_s = min(pause_s * 2, _PAUSE_S_MAX)
 
     def _flush_halves(self, batch: Batch, error: Exception) -> list[Row | RowRejected | None]:
@@ -158,8 +168,11 @@ class Store:
             if self._backend.fault(error) is not Fault.AGAIN:
                 self._backend.close_reader()
             raise StoreError(f"the store did not answer: {' '.join(str(error).split())[:300]}") from error
-        if not claim.rows:  # one quick read: its middle is when the clock was read
-            self._offset_ms = claim.now_ms - (before_s + time.monotonic()) * 500
+        after_s = time.monotonic()
+        # One quick read: its middle is when the clock was read. A slow one would set it wrong by half of its time.
+        if not claim.rows and (after_s - before_s < CLOCK_READ_S_MAX or not self._clock_read):
+            self._offset_ms = claim.now_ms - (before_s + after_s) * 500
+            self._clock_read = True
         return claim
 
     # --- everything else -----------------------------------------------------------------------------------
@@ -225,7 +238,7 @@ class Store:
         return {}
 
     async def _run(self, work: Callable[[sa.Connection], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(None, self._run_blocking, work)
+        return await asyncio.get_running_loop().run_in_executor(self._others, self._run_blocking, work)
 
     def _run_blocking(self, work: Callable[[sa.Connection], _T]) -> _T:
         """One local transaction, run again while the database says that it may succeed."""
@@ -235,11 +248,13 @@ class Store:
             try:
                 with self._engine.begin() as connection:
                     return work(connection)
+            except sa.exc.TimeoutError as error:
+                raise StoreError("the store did not answer: all connections are taken") from error
             except sa.exc.DBAPIError as error:
                 again = isinstance(error, sa.exc.IntegrityError) or (
                     isinstance(error.orig, Exception) and self._backend.fault(error.orig) is Fault.AGAIN
                 )
-                if attempt == 4 or not (again or error.connection_invalidated):
+                if attempt == 4 or self._closing.is_set() or not (again or error.connection_invalidated):
                     raise StoreError(f"the store did not answer: {' '.join(str(error.orig).split())[:300]}") from error
                 self._closing.wait(_PAUSE_S_MIN * 2**attempt)
         raise AssertionError("unreachable")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 
 from . import coordinator
@@ -12,19 +11,15 @@ from .report import Measure, show
 BENCHMARKS: dict[str, Callable[[], list[Measure]]] = {"coordinator": coordinator.run}
 
 
-def main() -> int:
-    """Run what was asked for; 1 if a goal was missed."""
+def main() -> None:
+    """Run what was asked for. A missed goal is told in the table; only a benchmark that cannot be run is an error."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", choices=sorted(BENCHMARKS), help="run this one alone")
     only = parser.parse_args().only
-    missed = False
     for name, benchmark in BENCHMARKS.items():
         if only in (None, name):
-            measures = benchmark()
-            show(name, measures)
-            missed |= any(measure.met is False for measure in measures)
-    return 1 if missed else 0
+            show(name, benchmark())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

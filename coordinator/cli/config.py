@@ -60,4 +60,4 @@ def config_show(config_path: str | None, output: str, **flags: Any) -> None:
         return
     from .output import print_table
 
-    print_table(("SETTING", "VALUE", "FROM"), [(n, str(v), origins[n]) for n, v in values.items()])
+    print_table(("SETTING", "VALUE", "FROM"), [(n, str(v), origins[n]) for n, v in values.items()], wraps=("FROM",))

@@ -94,11 +94,12 @@ def list_transactions(
     from .output import print_table
 
     print_table(
-        ("XID", "STATE", "ATTENTION", "CREATED", "BRANCHES"),
+        ("XID", "STATE", "CREATED", "ATTENTION", "BRANCHES"),
         [
-            (tx["xid"], tx["state"], tx["attention"], tx["create_time"], _branches_text(tx))
+            (tx["xid"], tx["state"], tx["create_time"], _attention_text(tx), _branches_text(tx))
             for tx in map(as_json, response.transactions)
         ],
+        wraps=("ATTENTION", "BRANCHES"),
     )
     if response.next_page_token:
         click.echo(f"more: --page-token {response.next_page_token}", err=True)
@@ -121,7 +122,7 @@ def show(xid: str, endpoint: str, output: str) -> None:
 
     names = ("xid", "state", "attention", "idempotency_key", "create_time", "update_time", "decide_time")
     facts = [(name, str(tx[name])) for name in (*names, "deadline_time", "timeout_ms", "cancel_reason")]
-    print_table(("FIELD", "VALUE"), [fact for fact in facts if fact[1]])
+    print_table(("FIELD", "VALUE"), [fact for fact in facts if fact[1]], wraps=("VALUE",))
     click.echo()
     print_table(
         ("BRANCH", "PARTICIPANT", "ACTION", "STATE", "ATTEMPTS", "NEXT ATTEMPT", "REFUSED", "LAST ERROR"),
@@ -132,6 +133,7 @@ def show(xid: str, endpoint: str, output: str) -> None:
             )
             for b in tx["branches"]
         ],
+        wraps=("NEXT ATTEMPT", "REFUSED", "LAST ERROR"),
     )  # fmt: skip
 
 
@@ -177,8 +179,12 @@ def _time(message: Any, field: str) -> str:
     return when.isoformat(timespec="milliseconds") + "Z"
 
 
+def _attention_text(tx: dict[str, Any]) -> str:
+    return "" if tx["attention"] == "NONE" else str(tx["attention"])
+
+
 def _branches_text(tx: dict[str, Any]) -> str:
-    return ", ".join(f"{b['participant']}.{b['action']} {b['state']}" for b in tx["branches"])
+    return ", ".join(f"{b['participant']}.{b['action']}" for b in tx["branches"])
 
 
 def _refusal_text(branch: dict[str, Any]) -> str:

@@ -102,7 +102,8 @@ class TestListAndShow:
     def test_list_as_a_table(self, filled: Filled) -> None:
         run = filled.run("list")
         head, *rows = run.stdout.splitlines()
-        assert head.split() == ["XID", "STATE", "CREATED", "BRANCHES"]
+        # The stuck one may have been tried often enough by now to want attention; else that column is left out.
+        assert [name for name in head.split() if name != "ATTENTION"] == ["XID", "STATE", "CREATED", "BRANCHES"]
         assert [row.split()[0] for row in rows] == filled.xids[::-1]
         assert [row.split()[1] for row in rows] == ["CONFIRMING", "CANCELLED", "CONFIRMED"]
         assert "bank.debit, shop.credit" in rows[2]

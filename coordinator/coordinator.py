@@ -64,7 +64,12 @@ class Coordinator:
             loop.add_signal_handler(number, stop.set)
         try:
             store = Store(backend_for(settings.store, settings.lease_ms))
-            await store.open()
+            opening = loop.create_task(store.open())
+            stopping = loop.create_task(stop.wait())
+            await asyncio.wait([opening, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                store.stop_waiting()
+            await opening
         except StoreError as error:
             raise StartError(str(error), unreachable=isinstance(error, StoreUnreachable)) from error
         async with contextlib.AsyncExitStack() as parts:

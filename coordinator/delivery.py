@@ -143,6 +143,7 @@ class Link:
         self._unary_until_s = 0.0
         self._next_id = 0
         self._stream: Any = None
+        self._given_up = False
         self._silent = 0  # calls of the stream that timed out since the last reply
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -195,12 +196,17 @@ class Link:
                 self._fail_queued(f"participant at {self.address} cannot be reached")
                 continue
             self._silent = 0
+            self._given_up = False
             self._stream = stream = self._stub.Exchange()
             reader = self._spawn(self._read(stream))
             try:
                 await self._write(stream, reader)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
                 pass  # the reader learns why
+            except asyncio.CancelledError:
+                if self._stream_task.cancelling():
+                    raise
+                # Only the stream was given up, in the middle of a write.
             finally:
                 stream.cancel()
             await asyncio.wait([reader])
@@ -262,6 +268,8 @@ class Link:
             if not self._stream_task.cancelling():
                 why = "the stream was cancelled"
         finally:
+            if self._given_up:
+                why = f"the stream was given up: {SILENT_MAX} calls in a row were not answered"
             self._broken(code, why)
             self._wake.set()
 
@@ -332,6 +340,7 @@ class Link:
             self._silent += 1
             if self._silent == SILENT_MAX and self._stream is not None:
                 # It answers pings, or its proxy does, and no calls. Only a new stream can get past that.
+                self._given_up = True
                 self._stream.cancel()
 
     def _fail_queued(self, why: str) -> None:
@@ -446,7 +455,8 @@ def _reply(pending: _Pending, reply: pb.Reply) -> Reply:
     excess = _excess(reply)
     if excess and outcome is not Outcome.UNKNOWN:
         # Nothing that is asked again would be answered otherwise: of a Try it is a refusal.
-        return Reply(pending.branch, pending.phase, Outcome.VIOLATION, error=excess)
+        fence_id = reply.fence_id[:FENCE_ID_CHARS_MAX]
+        return Reply(pending.branch, pending.phase, Outcome.VIOLATION, fence_id, error=excess)
     result = None
     refusal = None
     if outcome is Outcome.DONE and reply.HasField("result"):
@@ -473,7 +483,7 @@ def _excess(reply: pb.Reply) -> str:
 
 def _from_registered(reply: Reply, fence_id: str) -> Reply:
     """An answer out of another database than the registered one says nothing about this branch (protocol C3)."""
-    if not fence_id or reply.fence_id == fence_id or reply.outcome is Outcome.UNKNOWN:
+    if not fence_id or reply.fence_id == fence_id or reply.outcome in (Outcome.UNKNOWN, Outcome.VIOLATION):
         return reply
     error = f"answered by fence database {reply.fence_id or '(none named)'}, registered is {fence_id}"
     return reply._replace(outcome=Outcome.VIOLATION, error=error, result=None, refusal=None)

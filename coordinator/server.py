@@ -39,6 +39,8 @@ ANSWER_MARGIN_SHARE, ANSWER_MARGIN_S_MAX = 0.1, 0.25
 """How long before the caller's deadline it is told the state of that moment, rather than nothing."""
 
 NAMES_TOLD_MAX = 10
+STARTING_BYTES_MAX = 128 * 1024 * 1024
+"""Requests whose beginning is not stored yet, all together: they wait when the store is away."""
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -81,11 +83,16 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
         self._participants = participants
         self._namespace = namespace
         self._timeout_ms_default = timeout_ms_default
+        self._starting_bytes = 0
 
     @answering
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
         """Run a transaction, or find the one that the key names, and answer when it has come far enough."""
         starting = Starting(request, self._namespace, self._timeout_ms_default)
+        size = request.ByteSize()
+        if self._starting_bytes + size > STARTING_BYTES_MAX:
+            raise TooMuch(f"{self._starting_bytes} bytes of requests are being started; ask again", retry_s=1.0)
+        self._starting_bytes += size
         try:
             started = await self._start(starting)
         except KeyReused as error:
@@ -97,6 +104,8 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
             ) from error
         except RowRejected as error:
             raise RpcError(str(error), reason="ROW_REJECTED") from error
+        finally:
+            self._starting_bytes -= size
         until = Until.DECIDED if request.wait == pb.WAIT_DECIDED else Until.FINISHED
         tx = await self._engine.wait(started.tx, until, _left_s(context))
         return pb.ExecuteResponse(transaction=transaction_message(tx))

@@ -31,7 +31,7 @@ _BY_XID = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE xid = ?"
 _BY_KEY = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE key = ?"
 _DUE = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE wake_ms <= ? ORDER BY wake_ms LIMIT ?"
 _NEXT = "SELECT min(wake_ms) FROM tricord_transaction WHERE wake_ms IS NOT NULL"
-_BUSY_TIMEOUT_MS = 5_000
+_BUSY_TIMEOUT_MS = 1_000  # short, since nothing interrupts it; what meets a lock is run again anyway
 _AGAIN = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 

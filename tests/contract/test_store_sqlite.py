@@ -54,7 +54,7 @@ def test_every_connection_is_as_durable_as_sqlite_can_be(tmp_path: Path) -> None
                 assert isinstance(connection, sqlite3.Connection)
                 assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
                 assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
-                assert connection.execute("PRAGMA busy_timeout").fetchone() == (5_000,)
+                assert connection.execute("PRAGMA busy_timeout").fetchone() == (1_000,)
     finally:
         engine.dispose()
         backend.release()

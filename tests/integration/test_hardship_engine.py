@@ -1,0 +1,231 @@
+"""The engine on a real store, in this process: claims under a driver's hands, callers that go, more work than room."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from coordinator import engine as engine_module
+from coordinator import flow
+from coordinator import journal as journal_module
+from coordinator.delivery import Delivery, OnReply
+from coordinator.engine import Engine, Started, Until
+from coordinator.flow import Io
+from coordinator.journal import Overloaded
+from coordinator.model import BranchSpec, Call, Outcome, Payload, Phase, Policy, Reply, Spec, State, Transaction
+from coordinator.participants import Participants
+from coordinator.store.store import Store, backend_for
+
+END_S = 30.0
+TIMEOUT_MS = 3_600_000
+LEASE_MS = 3_600_000
+"""So long that whatever comes only after a lease never comes in a test."""
+POLICY = Policy(call_timeout_ms=5_000, lease_ms=LEASE_MS, backoff_base_ms=50, backoff_cap_ms=50)
+BRANCHES = (BranchSpec("bank", "debit"),)
+
+
+class Scripted(Delivery):
+    """Answers each call with the next of these outcomes; ``None`` is no answer. When they are used up: done."""
+
+    def __init__(self, participants: Participants, outcomes: Sequence[Outcome | None] = ()) -> None:
+        super().__init__(participants)
+        self.outcomes = list(outcomes)
+        self.calls = 0
+        self.called = asyncio.Event()
+
+    def send(self, xid: str, spec: Spec, call: Call, on_reply: OnReply) -> None:
+        self.calls += 1
+        self.called.set()
+        outcome = self.outcomes.pop(0) if self.outcomes else Outcome.DONE
+        if outcome is not None:
+            asyncio.get_running_loop().call_soon(on_reply, Reply(call.branch, call.phase, outcome, "fence-1"))
+
+
+class World:
+    """An engine and its parts. Its claim loop runs only if a test starts it."""
+
+    def __init__(self, path: Path, store: Store) -> None:
+        self.path = path
+        self.store = store
+        self.delivery = Scripted(Participants(store))
+        self.engine = Engine(store, self.delivery, POLICY)
+
+    async def claim(self, tx: Transaction) -> None:
+        """Claim as the claim loop does, once this transaction, the only one, is due."""
+        assert tx.wake_ms is not None
+        claim = await self.store.claim(0, 0)  # takes none, tells the clock
+        await asyncio.sleep((tx.wake_ms - claim.now_ms + 1) / 1000)
+        (row,) = (await self.store.claim(10, LEASE_MS)).rows
+        self.engine._recover(row)
+
+    def rows(self) -> int:
+        """How many transactions are stored."""
+        with closing(sqlite3.connect(self.path)) as connection:
+            (count,) = connection.execute("SELECT count(*) FROM tricord_transaction").fetchone()
+            return int(count)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """On a SQLite file of its own."""
+    path = tmp_path / "tricord.db"
+    store = Store(backend_for(str(path), LEASE_MS))
+    await store.open()
+    world = World(path, store)
+    try:
+        yield world
+    finally:
+        await world.engine.stop(0.0)
+        await world.delivery.close()
+        await store.close()
+
+
+class TestClaimedWhileLive:
+    """A row is claimed while the driver that brought it to rest is not quite gone."""
+
+    async def test_it_is_driven_at_once(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The claim comes between the driver's last save and its end; the next one would come a lease later."""
+        world.delivery.outcomes = [Outcome.UNKNOWN] * 8
+        save = world.engine.journal.save
+        claims = 0
+
+        async def save_and_be_claimed(tx: Transaction) -> Transaction:
+            nonlocal claims
+            stands = await save(tx)
+            if stands.wake_ms is not None and stands.wake_ms < world.store.now_ms() + END_S * 1000:  # at rest
+                claims += 1
+                await world.claim(stands)
+            return stands
+
+        monkeypatch.setattr(world.engine.journal, "save", save_and_be_claimed)
+        started = await world.engine.begin(b"", TIMEOUT_MS, BRANCHES)
+        tx = await world.engine.wait(started.tx, Until.FINISHED, END_S)
+        assert tx.state is State.CONFIRMED
+        assert world.engine.counts["recovered"] == claims >= 1
+
+    async def test_between_the_driver_and_its_task(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As above, later still: ``drive`` has returned."""
+        world.delivery.outcomes = [Outcome.UNKNOWN] * 8
+        drives = 0
+
+        async def drive_and_be_claimed(tx: Transaction, io: Io, policy: Policy) -> Transaction:
+            nonlocal drives
+            drives += 1
+            stands = await flow.drive(tx, io, policy)
+            if not stands.state.finished:
+                await world.claim(stands)
+            return stands
+
+        monkeypatch.setattr(engine_module, "drive", drive_and_be_claimed)
+        started = await world.engine.begin(b"", TIMEOUT_MS, BRANCHES)
+        tx = await world.engine.wait(started.tx, Until.FINISHED, END_S)
+        assert tx.state is State.CONFIRMED
+        assert world.engine.counts["recovered"] == drives - 1 >= 1
+
+    async def test_a_claim_that_was_overtaken_by_a_save_is_not_driven(self, world: World) -> None:
+        """The driver has saved since, with a time of its own: nothing of the claimed version may be done again."""
+        world.delivery.outcomes = [None]
+        started = await world.engine.begin(b"", TIMEOUT_MS, BRANCHES)
+        live = world.engine._live[started.tx.spec.xid]
+        await asyncio.wait_for(world.delivery.called.wait(), END_S)
+        row = await world.store.get(xid=started.tx.spec.xid)
+        assert row is not None
+        world.engine._recover(row)
+        assert live.claimed is not None
+        live._receive(Reply(0, Phase.TRY, Outcome.DONE, "fence-1"))
+        tx = await world.engine.wait(started.tx, Until.FINISHED, END_S)
+        assert live.task is not None
+        await live.task
+        assert (tx.state, world.delivery.calls) == (State.CONFIRMED, 2)
+        assert world.engine.counts["recovered"] == 0
+
+
+class TestCallersThatGo:
+    """A caller's end takes with it what was kept for it, and nothing else."""
+
+    async def test_no_waiter_is_left_behind(self, world: World) -> None:
+        world.delivery.outcomes = [None]
+        started = await world.engine.begin(b"", TIMEOUT_MS, BRANCHES)
+        for _ in range(10):
+            waits = [
+                asyncio.ensure_future(world.engine.wait(started.tx, Until.FINISHED, timeout))
+                for timeout in (None, END_S)
+                for _ in range(50)
+            ]
+            await asyncio.sleep(0)
+            assert len(world.engine._waiters[started.tx.spec.xid]) == 100
+            for one in waits:
+                one.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+            assert not world.engine._waiters
+
+    async def test_others_go_on_waiting(self, world: World) -> None:
+        world.delivery.outcomes = [None]
+        started = await world.engine.begin(b"", TIMEOUT_MS, BRANCHES)
+        stays, goes = [asyncio.ensure_future(world.engine.wait(started.tx, Until.FINISHED, END_S)) for _ in range(2)]
+        await asyncio.wait_for(world.delivery.called.wait(), END_S)
+        goes.cancel()
+        live = world.engine._live[started.tx.spec.xid]
+        live._receive(Reply(0, Phase.TRY, Outcome.DONE, "fence-1"))
+        assert (await stays).state is State.CONFIRMED
+
+    async def test_a_begin_that_nobody_waits_for_is_stored(self, world: World) -> None:
+        world.delivery.outcomes = [None]
+        caller = asyncio.ensure_future(world.engine.begin(b"\0gone", TIMEOUT_MS, BRANCHES))
+        await asyncio.sleep(0)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        again = await world.engine.begin(b"\0gone", TIMEOUT_MS, BRANCHES)
+        assert not again.new
+        assert world.rows() == 1
+
+
+class TestRoom:
+    """While the store is away, what waits for it is bounded: beginnings beyond that are refused, and not stored."""
+
+    async def test_rows(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(journal_module, "WAITING_ROWS_MAX", 5)
+        assert await self.begun_while_away(world, BRANCHES) == 1 + 5  # the first has left with its flush
+
+    async def test_bytes(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those of the flush itself count as well: it may hang for as long as the store is away."""
+        monkeypatch.setattr(journal_module, "WAITING_BYTES_MAX", 50_000)
+        large = (BranchSpec("bank", "debit", Payload(bytes(10_000))),)
+        assert await self.begun_while_away(world, large) == 5
+
+    async def begun_while_away(self, world: World, branches: tuple[BranchSpec, ...]) -> int:
+        """Begin one by one while the store does not answer, until it is refused; how many had been begun by then."""
+        world.delivery.outcomes = [None] * 100
+        begins: list[asyncio.Future[Started]] = []
+        refused = 0
+        with closing(sqlite3.connect(world.path, isolation_level=None)) as holder:
+            holder.execute("BEGIN IMMEDIATE")
+            while refused < 20:
+                begin = asyncio.ensure_future(world.engine.begin(b"", TIMEOUT_MS, branches))
+                for _ in range(4):  # until it waits
+                    await asyncio.sleep(0)
+                if begin.done():
+                    with pytest.raises(Overloaded, match="wait for the store"):
+                        begin.result()
+                    refused += 1
+                else:
+                    begins.append(begin)
+                    assert not refused
+                    assert len(begins) < 100
+        assert all(started.new for started in await asyncio.gather(*begins))
+        assert world.rows() == len(begins)
+        assert (await world.engine.begin(b"", TIMEOUT_MS, branches)).new  # there is room again
+        return len(begins)
+
+    async def test_live_transactions(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(engine_module, "LIVE_MAX", 3)
+        world.delivery.outcomes = [None] * 3
+        for _ in range(3):
+            await world.engine.begin(b"", TIMEOUT_MS, BRANCHES)
+        with pytest.raises(Overloaded, match="3 transactions are live"):
+            await world.engine.begin(b"", TIMEOUT_MS, BRANCHES)
+        assert world.rows() == 3

@@ -4,14 +4,14 @@
     actions       Try, Confirm and Cancel handlers and what is checked about them
     fence         the pure table that says what a call may do
     fence_log     the fence's tables and the statements that meet a row of them
-    local_transaction, steps, databases, engines, prepare
+    local_transaction, steps, databases, engines, turns, prepare
                   one call's local transaction: its steps written once, two thin runners, what differs by database
-    lanes, service, exchange, serve, registration
+    lanes, service, service_messages, exchange, serve, serve_attached, registration
                   from the network to the fence and back
     payload, json_types
                   annotated Python types as bytes
     call          a call, its reply, and what a handler is called with
-    client, coordinator_messages, transaction
+    client, client_request, client_asking, coordinator_messages, transaction
                   for initiators
     errors        the tree of errors
 
@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from participant_sdk.call import Call
-    from participant_sdk.client import AsyncTricordClient, TricordClient, Wait, branch
+    from participant_sdk.client import AsyncTricordClient, TricordClient
+    from participant_sdk.client_request import Wait, branch
     from participant_sdk.errors import (
         ConfigurationError,
         IdempotencyKeyReused,
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "call": ("Call",),
-    "client": ("AsyncTricordClient", "TricordClient", "Wait", "branch"),
+    "client": ("AsyncTricordClient", "TricordClient"),
+    "client_request": ("Wait", "branch"),
     "errors": (
         "ConfigurationError",
         "IdempotencyKeyReused",

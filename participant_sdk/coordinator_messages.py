@@ -56,8 +56,31 @@ class Failure:
     @property
     def retryable(self) -> bool:
         """Whether asking again can end differently."""
-        too_large = self.code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in self.message
-        return self.code in _RETRYABLE and self.reason not in _DEFINITE and not too_large
+        return self.code in _RETRYABLE and self.reason not in _DEFINITE and not self._too_large
+
+    @property
+    def request_too_large(self) -> bool:
+        """Whether gRPC would not carry the request: it never got as far as the coordinator's code."""
+        return self._too_large and any(text in self.message for text in _REQUEST_TOO_LARGE)
+
+    @property
+    def response_too_large(self) -> bool:
+        """Whether gRPC would not carry the answer: there is one, and it would be too large again."""
+        return self._too_large and not self.request_too_large
+
+    @property
+    def _too_large(self) -> bool:
+        return self.code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in self.message
+
+    @property
+    def may_have_arrived(self) -> bool:
+        """Whether the request may have reached the coordinator, for a failure that is retryable."""
+        return self.code is not grpc.StatusCode.UNAVAILABLE or not self.message.startswith(_NEVER_SENT)
+
+    @property
+    def never_began(self) -> bool:
+        """Whether no earlier request with the same key and content can have begun a transaction either."""
+        return self.reason == "IDEMPOTENCY_KEY_REUSED"
 
     def __str__(self) -> str:
         return f"{self.reason or self.code.name}: {self.message}"
@@ -99,13 +122,14 @@ def error_of(failure: Failure) -> TricordError:
         return TransactionNotFound(failure.message)
     if failure.code is grpc.StatusCode.UNIMPLEMENTED:
         return ConfigurationError(f"what answers at this endpoint is not a Tricord coordinator: {failure.message}")
-    if failure.reason == "INVALID_REQUEST" or failure.code in (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ):
+    invalid = failure.reason == "INVALID_REQUEST" or failure.code is grpc.StatusCode.INVALID_ARGUMENT
+    if invalid or failure.request_too_large:
         return InvalidRequest(failure.message, dict(failure.fields), failure.reason or None)
     return RequestFailed(failure.message, failure.reason or failure.code.name)
 
+
+_REQUEST_TOO_LARGE: Final = ("CLIENT: Sent message larger", "SERVER: Received message larger")
+_NEVER_SENT: Final = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
 
 _DEFINITE: Final = frozenset(
     {"INVALID_REQUEST", "UNKNOWN_PARTICIPANT", "UNKNOWN_ACTION", "IDEMPOTENCY_KEY_REUSED", "TRANSACTION_NOT_FOUND"}

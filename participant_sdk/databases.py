@@ -18,7 +18,8 @@ from participant_sdk.errors import ConfigurationError
 from participant_sdk.fence import Phase
 from participant_sdk.steps import Ask, Fetch, Script, Step
 
-Begin = Callable[[IncomingCall], Generator[Step, Any, None]]
+Begin = Callable[[IncomingCall], Generator[Step, Any, Any]]
+Restore = Callable[[Any], Generator[Step, Any, None]]
 
 SAVEPOINT: Final = "SAVEPOINT tricord_handler"
 ROLLBACK_TO: Final = "ROLLBACK TO SAVEPOINT tricord_handler"
@@ -33,10 +34,14 @@ IDLE_MIN_MS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """One kind of database. `one_writer`: it lets only one local transaction write at a time."""
+    """One kind of database. `one_writer`: it lets only one local transaction write at a time.
+
+    What `begin` returns goes to `restore` after the end, when the connection goes back to the user's pool.
+    """
 
     name: str
     begin: Begin
+    restore: Restore
     release: tuple[str, ...]
     is_transient: Callable[[sqlalchemy_errors.DBAPIError], bool]
     one_writer: bool
@@ -65,21 +70,30 @@ def _begin_postgresql(call: IncomingCall) -> Generator[Step, Any, None]:
 _BUSY_TIMEOUT: Final = text("PRAGMA busy_timeout")
 
 
-def _begin_sqlite(call: IncomingCall) -> Generator[Step, Any, None]:
+def _restore_nothing(before: None) -> Generator[Step, Any, None]:
+    yield from ()
+
+
+def _begin_sqlite(call: IncomingCall) -> Generator[Step, Any, int]:
     """Take the write lock at once: a local transaction that reads first cannot wait for it later.
 
     The driver's own idea of when to begin (or an engine event's) is undone first, so that it cannot matter.
     """
     if (yield Ask(_in_transaction)):
         yield Script("ROLLBACK")
-    before = (yield Fetch(_BUSY_TIMEOUT))[0][0]
+    before = int((yield Fetch(_BUSY_TIMEOUT))[0][0])
     yield Script(f"PRAGMA busy_timeout = {wait_ms(call)}")
     try:
         yield Script("BEGIN IMMEDIATE")
     except Exception:
-        yield Script(f"PRAGMA busy_timeout = {before}")
+        yield from _restore_sqlite(before)
         raise
-    yield Script(f"PRAGMA busy_timeout = {before}")  # the connection is the user's, too
+    return before
+
+
+def _restore_sqlite(before: int) -> Generator[Step, Any, None]:
+    """Not before the COMMIT: it may have to wait for readers, and no longer than its call can."""
+    yield Script(f"PRAGMA busy_timeout = {before}")
 
 
 def _in_transaction(connection: Connection) -> bool:
@@ -120,6 +134,7 @@ def _is_transient_sqlite(error: sqlalchemy_errors.DBAPIError) -> bool:
 POSTGRESQL: Final = Database(
     name="postgresql",
     begin=_begin_postgresql,
+    restore=_restore_nothing,
     # Deferred constraints are checked now, while what fails can still be told as the handler's error.
     release=("SET CONSTRAINTS ALL IMMEDIATE", RELEASE),
     is_transient=_is_transient_postgresql,
@@ -129,6 +144,7 @@ POSTGRESQL: Final = Database(
 SQLITE: Final = Database(
     name="sqlite",
     begin=_begin_sqlite,
+    restore=_restore_sqlite,
     release=(RELEASE,),
     is_transient=_is_transient_sqlite,
     one_writer=True,

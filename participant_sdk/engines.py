@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -26,9 +25,10 @@ from participant_sdk.fence import Phase
 from participant_sdk.fence_log import insert_for
 from participant_sdk.local_transaction import Fence, after_error, steps_of
 from participant_sdk.steps import CallFailed, LocalTransactionMisused, guard_handlers, run, run_async
+from participant_sdk.turns import TaskTurn, ThreadTurn
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 logger = logging.getLogger("tricord.participant")
@@ -43,12 +43,13 @@ class SyncEngineFence:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine.execution_options()
         guard_handlers(self._engine)
-        self._turn = threading.Lock()
+        self._turn = ThreadTurn()
 
     def prepare(self, actions: Actions, connections_needed: int) -> Fence:
         """Create the tables, prove the engine's transactions; raises ConfigurationError."""
         database = prepare.check_engine(self._engine, connections_needed)
         with prepare.errors_told(), self._engine.connect() as first, self._engine.connect() as second:
+            prepare.check_apart(first, second)
             fence_id = prepare.make_tables(first)
             xid, failure = token_hex(16), None
             try:
@@ -86,7 +87,7 @@ class SyncEngineFence:
         if not database.one_writer:
             yield
             return
-        if not self._turn.acquire(timeout=wait_ms(call) / 1000):
+        if not self._turn.acquire(is_try=call.phase is Phase.TRY, seconds=wait_ms(call) / 1000):
             raise CallFailed(_WAITED)
         try:
             yield
@@ -100,13 +101,16 @@ class AsyncEngineFence:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine.execution_options()
         guard_handlers(self._engine.sync_engine)
-        self._turn = asyncio.Lock()
+        self._turn = TaskTurn()
 
     async def prepare(self, actions: Actions, connections_needed: int) -> Fence:
         """Create the tables, prove the engine's transactions; raises ConfigurationError."""
         database = prepare.check_engine(self._engine.sync_engine, connections_needed)
         with prepare.errors_told():
             async with self._engine.connect() as first, self._engine.connect() as second:
+                prepare.check_apart(
+                    cast("Connection", first.sync_connection), cast("Connection", second.sync_connection)
+                )
                 fence_id = await first.run_sync(prepare.make_tables)
                 xid, failure = token_hex(16), None
                 try:
@@ -143,10 +147,8 @@ class AsyncEngineFence:
         if not database.one_writer:
             yield
             return
-        try:
-            await asyncio.wait_for(self._turn.acquire(), wait_ms(call) / 1000)
-        except TimeoutError:
-            raise CallFailed(_WAITED) from None
+        if not await self._turn.acquire(is_try=call.phase is Phase.TRY, seconds=wait_ms(call) / 1000):
+            raise CallFailed(_WAITED)
         try:
             yield
         finally:

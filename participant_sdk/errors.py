@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from participant_sdk.transaction import BranchRefusal, Transaction
 
+ERROR_LENGTH_MAX = 500
 REASON_LENGTH_MAX = 100
 MESSAGE_LENGTH_MAX = 1_000
 

@@ -51,6 +51,7 @@ class Verdict(Enum):
     CONFIRM_SUSPENDED = "violation: Confirm of a branch that was cancelled before it was tried"
     CANCEL_AFTER_CONFIRM = "violation: Cancel of a branch that was confirmed"
     OTHER_CALL = "violation: the branch was tried with another action or payload"
+    HALF_DONE = "violation: its handler committed by itself, and what came after that is lost"
 
     @property
     def is_violation(self) -> bool:
@@ -65,6 +66,7 @@ VIOLATIONS: Final = frozenset(
         Verdict.CONFIRM_SUSPENDED,
         Verdict.CANCEL_AFTER_CONFIRM,
         Verdict.OTHER_CALL,
+        Verdict.HALF_DONE,
     }
 )
 
@@ -86,9 +88,25 @@ TABLE: Final[dict[tuple[Phase, Status | None], Verdict]] = {
     (Phase.CANCEL, Status.SUSPENDED): Verdict.DONE,
 }
 
+UNFINISHED: Final[dict[tuple[Phase, Status], Verdict]] = {
+    (Phase.TRY, Status.TRIED): Verdict.HALF_DONE,
+    (Phase.CONFIRM, Status.TRIED): Verdict.HALF_DONE,
+    (Phase.CANCEL, Status.TRIED): Verdict.RUN_CANCEL,
+    (Phase.CONFIRM, Status.COMMITTED): Verdict.HALF_DONE,
+    (Phase.CANCEL, Status.ROLLBACKED): Verdict.HALF_DONE,
+}
+"""The cells that differ where the row is committed, but the last statement of the call that wrote it never ran.
 
-def decide(phase: Phase, status: Status | None, same_fingerprint: bool) -> Verdict:
-    """The verdict on a call. `status` is None if the branch has no row; then `same_fingerprint` does not matter."""
-    if status is not None and not same_fingerprint:
+Only a handler that commits behind the SDK's back can bring that about: some of its work stays, the rest is gone.
+That is never answered "done". A half done Try can still be cancelled; any more needs a person.
+"""
+
+
+def decide(phase: Phase, status: Status | None, same_fingerprint: bool, finished: bool = True) -> Verdict:
+    """The verdict on a call. `status` is None if the branch has no row; then nothing else matters."""
+    if status is None:
+        return TABLE[phase, None]
+    if not same_fingerprint:
         return Verdict.OTHER_CALL
-    return TABLE[phase, status]
+    whole = TABLE[phase, status]
+    return whole if finished else UNFINISHED.get((phase, status), whole)

@@ -56,6 +56,7 @@ tcc_fence_log = Table(
     Column("refusal_message", Text),
     Column("created_at", DateTime(timezone=True), nullable=False),
     Column("modified_at", DateTime(timezone=True), nullable=False),
+    Column("finished_at", DateTime(timezone=True)),
 )
 
 tcc_fence_info = Table(
@@ -95,15 +96,20 @@ _this_row: Final = (tcc_fence_log.c.xid == bindparam("at_xid"), tcc_fence_log.c.
 LOCK_ROW: Final = select(tcc_fence_log).where(*_this_row).with_for_update()
 
 
-def _change(*columns: str) -> Executable:
+FENCE_ID: Final = select(tcc_fence_info.c.fence_id)
+
+
+def _change(*columns: str, finished: bool) -> Executable:
     values: dict[str, Any] = {name: bindparam(name) for name in columns}
-    changed = update(tcc_fence_log).where(*_this_row, tcc_fence_log.c.status == int(Status.TRIED))
-    return changed.values(modified_at=database_now(), **values)
+    changed = update(tcc_fence_log).where(*_this_row, tcc_fence_log.c.status == bindparam("from_status"))
+    finished_at = database_now() if finished else None
+    return changed.values(modified_at=database_now(), finished_at=finished_at, **values)
 
 
-SET_STATUS: Final = _change("status")
-SET_RESULT: Final = _change("result", "result_content_type")
-SET_REFUSAL: Final = _change("status", "refusal_reason", "refusal_message")
+START: Final = _change("status", finished=False)
+FINISH: Final = _change(finished=True)
+FINISH_WITH_RESULT: Final = _change("result", "result_content_type", finished=True)
+FINISH_REFUSED: Final = _change("status", "refusal_reason", "refusal_message", finished=True)
 
 
 def insert_for(dialect: str) -> Executable:
@@ -115,10 +121,14 @@ def insert_for(dialect: str) -> Executable:
 
 @dataclass(frozen=True, slots=True)
 class FenceRow:
-    """What is stored about a branch, read while this local transaction holds the row locked."""
+    """What is stored about a branch, read while this local transaction holds the row locked.
+
+    `finished`: the last statement of the call that gave the row its status is in it.
+    """
 
     participant: str
     status: Status
+    finished: bool
     fingerprint_algorithm: int | None
     fingerprint: bytes | None
     result: Payload | None
@@ -163,21 +173,26 @@ def meet(call: IncomingCall, insert: Executable) -> Generator[Step, Any, FenceRo
     return None
 
 
-def set_status(call: IncomingCall, status: Status) -> Generator[Step, Any, None]:
-    """Move the row from TRIED to `status`, before the handler runs."""
-    yield from _must_change(SET_STATUS, call, status=int(status))
+def start(call: IncomingCall, status: Status) -> Generator[Step, Any, None]:
+    """Move the row from TRIED to `status`, unfinished, before the handler runs."""
+    yield from _must_change(START, call, Status.TRIED, status=int(status))
 
 
-def set_result(call: IncomingCall, result: Payload) -> Generator[Step, Any, None]:
-    """Store what Try returned, for repeats and for Confirm and Cancel."""
-    yield from _must_change(SET_RESULT, call, result=result.data, result_content_type=result.content_type)
+def finish(call: IncomingCall, status: Status, result: Payload | None = None) -> Generator[Step, Any, None]:
+    """The last statement of every call whose handler ran; stores what Try returned, for repeats and for phase 2."""
+    if result is None:
+        yield from _must_change(FINISH, call, status)
+    else:
+        values = {"result": result.data, "result_content_type": result.content_type}
+        yield from _must_change(FINISH_WITH_RESULT, call, status, **values)
 
 
-def set_refusal(call: IncomingCall, refusal: Refusal) -> Generator[Step, Any, None]:
+def finish_refused(call: IncomingCall, refusal: Refusal) -> Generator[Step, Any, None]:
     """Store why Try said no: a repeat gets the same answer, and Cancel finds nothing to undo."""
     yield from _must_change(
-        SET_REFUSAL,
+        FINISH_REFUSED,
         call,
+        Status.TRIED,
         status=int(Status.ROLLBACKED),
         refusal_reason=refusal.reason,
         refusal_message=refusal.message,
@@ -189,8 +204,10 @@ def storable(reason: str, message: str) -> Refusal:
     return Refusal(printable(str(reason), REASON_LENGTH_MAX) or "refused", printable(str(message), MESSAGE_LENGTH_MAX))
 
 
-def _must_change(statement: Executable, call: IncomingCall, **values: Any) -> Generator[Step, Any, None]:
-    changed = yield Change(statement, {**_at(call), **values})
+def _must_change(
+    statement: Executable, call: IncomingCall, from_status: Status, **values: Any
+) -> Generator[Step, Any, None]:
+    changed = yield Change(statement, {**_at(call), "from_status": int(from_status), **values})
     if changed != 1:
         raise CallFailed(f"the fence row was not there when it was written: {changed} rows changed", attention=True)
 
@@ -221,4 +238,6 @@ def _row(row: Any) -> FenceRow:
         ) from None
     result = None if row.result is None else Payload(bytes(row.result), row.result_content_type or "")
     refusal = None if row.refusal_reason is None else Refusal(row.refusal_reason, row.refusal_message or "")
-    return FenceRow(row.participant, status, row.fingerprint_algorithm, row.fingerprint, result, refusal)
+    # Without a handler there is nothing to finish: SUSPENDED is whole as it was inserted.
+    finished = row.finished_at is not None or status is Status.SUSPENDED
+    return FenceRow(row.participant, status, finished, row.fingerprint_algorithm, row.fingerprint, result, refusal)

@@ -11,9 +11,10 @@ import base64
 import dataclasses
 import json
 import math
+import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
 from enum import Enum
@@ -42,11 +43,21 @@ class UnsupportedType(TypeError):
 def parse_json(data: bytes) -> Any:
     """The value in UTF-8 JSON text; raises PayloadError. Stricter than `json.loads`: no NaN, no name twice."""
     try:
-        return json.loads(data.decode(), object_pairs_hook=_no_name_twice, parse_constant=_no_constant)
+        value = json.loads(
+            data.decode(), object_pairs_hook=_no_name_twice, parse_constant=_no_constant, parse_float=_finite_float
+        )
+        if b"\\u" in data:  # only an escape can stand for half a character
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except _Infinite:
+        path = next(_infinite_paths(json.loads(data), ""), "")
+        raise PayloadError(path, "is a number that is too large") from None
     except PayloadError:
         raise
     except RecursionError:
         raise PayloadError("", "is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise PayloadError("", "holds a lone surrogate, which is not text") from None
     except ValueError as error:  # not UTF-8, not JSON, or an integer with too many digits
         raise PayloadError("", f"is not JSON: {printable(str(error), 200)}") from None
 
@@ -54,13 +65,36 @@ def parse_json(data: bytes) -> Any:
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        twice = next(name for position, (name, _) in enumerate(pairs) if name in dict(pairs[:position]))
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise PayloadError(printable(twice, 100), "is given twice")
     return found
 
 
 def _no_constant(name: str) -> Any:
     raise PayloadError("", f"holds {name}, which is not JSON")
+
+
+def _finite_float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise _Infinite
+    return number
+
+
+class _Infinite(Exception):
+    """There is a number that becomes infinite; where is looked for only then."""
+
+
+def _infinite_paths(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _infinite_paths(item, _member(path, name))
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            yield from _infinite_paths(item, f"{path}[{position}]")
 
 
 def jsonable(value: Any, path: str) -> Any:
@@ -74,7 +108,7 @@ def jsonable(value: Any, path: str) -> Any:
             raise ValueError(f"{path or 'value'} is {value}, which JSON cannot hold")
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = (field.name for field in dataclasses.fields(value))
+        fields = (field.name for field in dataclasses.fields(value) if field.init)  # the others follow from these
         return {name: jsonable(getattr(value, name), _member(path, name)) for name in fields}
     if isinstance(value, dict):
         if not all(isinstance(name, str) for name in value):
@@ -108,7 +142,9 @@ def _build(kind: Any, building: dict[type, dict[str, Decoder]]) -> Decoder:
         return _SCALARS[kind]
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
-        decoders = [_build(member, building) for member in arguments if member is not type(None)]
+        members = [_plain(member) for member in arguments if member is not type(None)]
+        members.sort(key=lambda member: member is float)  # which takes integers, too, and would make them inexact
+        decoders = [_build(member, building) for member in members]
         return _union(decoders, nullable=type(None) in arguments)
     if origin is typing.Literal:
         return _literal(arguments)
@@ -181,11 +217,14 @@ def _text(parse: Callable[[str], Any], wanted: str) -> Decoder:
     return decode
 
 
+_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+"""Decimal itself also takes blanks, underscores, and the digits of every script."""
+
+
 def _finite_decimal(text: str) -> Decimal:
-    number = Decimal(text)
-    if not number.is_finite():
+    if not _DECIMAL.fullmatch(text):
         raise ValueError(text)
-    return number
+    return Decimal(text)
 
 
 def _base64(text: str) -> bytes:
@@ -263,6 +302,14 @@ def _enum(kind: type[Enum]) -> Decoder:
     return decode
 
 
+def _hints(kind: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(kind, include_extras=True)
+    except Exception as error:
+        text = f"an annotation of {kind.__name__} cannot be looked up: {error}"
+        raise UnsupportedType(f"{text}; the types of its fields must be globals of its module") from None
+
+
 def _dataclass(kind: type, building: dict[type, dict[str, Decoder]]) -> Decoder:
     fields = [field for field in dataclasses.fields(kind) if field.init]
     required = [
@@ -273,7 +320,10 @@ def _dataclass(kind: type, building: dict[type, dict[str, Decoder]]) -> Decoder:
     known = kind in building
     decoders = building.setdefault(kind, {})
     if not known:
-        hints = typing.get_type_hints(kind, include_extras=True)
+        hints = _hints(kind)
+        for name, hint in hints.items():
+            if isinstance(hint, dataclasses.InitVar):
+                raise UnsupportedType(f"{kind.__name__}.{name} is an InitVar, whose value is gone when it is encoded")
         for field in fields:
             try:
                 decoders[field.name] = _build(hints[field.name], building)
@@ -291,7 +341,7 @@ def _dataclass(kind: type, building: dict[type, dict[str, Decoder]]) -> Decoder:
         found = {name: decoders[name](entry, _member(path, name)) for name, entry in value.items()}
         try:
             return kind(**found)
-        except (ValueError, TypeError) as error:  # what __post_init__ checks
+        except Exception as error:  # what __post_init__ checks, however it says so
             raise PayloadError(path, f"is not a valid {kind.__name__}: {printable(str(error), 200)}") from None
 
     return decode

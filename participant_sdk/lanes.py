@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from participant_sdk.call import IncomingCall, Reply
 from participant_sdk.errors import describe
@@ -25,6 +25,12 @@ logger = logging.getLogger("tricord.participant")
 
 OnReply: TypeAlias = Callable[[Reply], None]
 
+WAITING_FOR_ONE_MAX: Final = 4
+"""How many wait for the same reply. The coordinator has long given up on the calls before the last few."""
+CANCEL_SECONDS: Final = 2.0
+_STOPPING: Final = Reply.unknown("the participant is stopping")
+_REPLACED: Final = Reply.unknown("a later repeat of the call waits in its place")
+
 
 @dataclass(slots=True, eq=False)
 class Work:
@@ -33,6 +39,14 @@ class Work:
     call: IncomingCall
     waiting: list[OnReply]
     started: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """Who need not wait any longer, and what to say."""
+
+    on_reply: OnReply
+    reply: Reply
 
 
 class Desk:
@@ -53,24 +67,35 @@ class Desk:
         """Admit nothing any more."""
         self._closed = True
 
-    def admit(self, call: IncomingCall, on_reply: OnReply) -> Work | Reply | None:
-        """Work to start now, a reply to give at once, or None: the reply comes when other work ends."""
+    def admit(self, call: IncomingCall, on_reply: OnReply) -> Work | Reply | Replaced | None:
+        """Work to start now, a reply to give at once, or None: the reply comes when other work ends.
+
+        Replaced: so it does, and another waiter is to be told at once. A call that hangs is repeated for as long as
+        it hangs: if all its repeats waited, they would in time be all that is admitted.
+        """
         if self._closed:
-            return Reply.unknown("the participant is stopping")
+            return _STOPPING
         lane = is_try(call)
+        queue = self._branches.get(call.key, ())
+        same = next((work for work in queue if work.call.identity == call.identity), None)
+        if same is not None and len(same.waiting) >= WAITING_FOR_ONE_MAX:
+            self._join(same, call, on_reply)
+            return Replaced(same.waiting.pop(0), _REPLACED)
         if self._waiting[lane] >= self._waiting_max:
             return Reply.unknown(f"the participant is overloaded: {self._waiting_max} calls are waiting")
         self._waiting[lane] += 1
-        queue = self._branches.setdefault(call.key, deque())
-        for work in queue:
-            if work.call.identity == call.identity:
-                if not work.started and call.expires_at > work.call.expires_at:
-                    work.call = replace(work.call, expires_at=call.expires_at)
-                work.waiting.append(on_reply)
-                return None
+        if same is not None:
+            self._join(same, call, on_reply)
+            return None
         work = Work(call, [on_reply])
+        queue = self._branches.setdefault(call.key, deque())
         queue.append(work)
         return work if len(queue) == 1 else None
+
+    def _join(self, work: Work, call: IncomingCall, on_reply: OnReply) -> None:
+        if not work.started and call.expires_at > work.call.expires_at:
+            work.call = replace(work.call, expires_at=call.expires_at)
+        work.waiting.append(on_reply)
 
     def finish(self, work: Work) -> tuple[list[OnReply], Work | None]:
         """Take ended work away: who waited for it, and the work of its branch that may start now."""
@@ -130,10 +155,13 @@ class ThreadLanes:
         """Have `call` run or join its like; `on_reply` is called once."""
         with self._changed:
             admitted = self._desk.admit(call, on_reply)
-        if isinstance(admitted, Work):
-            self._start(admitted)
-        elif admitted is not None:
-            on_reply(admitted)
+        match admitted:
+            case Work():
+                self._start(admitted)
+            case Replaced():
+                _tell([admitted.on_reply], admitted.reply)
+            case Reply():
+                on_reply(admitted)
 
     def _start(self, work: Work) -> None:
         self._workers[is_try(work.call)].put(work)
@@ -179,14 +207,18 @@ class TaskLanes:
         self._desk = Desk(waiting_max)
         self._places = {True: asyncio.Semaphore(try_workers), False: asyncio.Semaphore(phase2_workers)}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._abandoned = False
 
     def submit(self, call: IncomingCall, on_reply: OnReply) -> None:
         """Have `call` run or join its like; `on_reply` is called once, in the event loop."""
         admitted = self._desk.admit(call, on_reply)
-        if isinstance(admitted, Work):
-            self._start(admitted)
-        elif admitted is not None:
-            on_reply(admitted)
+        match admitted:
+            case Work():
+                self._start(admitted)
+            case Replaced():
+                _tell([admitted.on_reply], admitted.reply)
+            case Reply():
+                on_reply(admitted)
 
     def _start(self, work: Work) -> None:
         task = asyncio.get_running_loop().create_task(self._run(work))
@@ -205,20 +237,34 @@ class TaskLanes:
         finally:  # also when a handler lets a CancelledError out
             waiting, following = self._desk.finish(work)
             _tell(waiting, reply)
+            while following is not None and self._abandoned:
+                waiting, following = self._desk.finish(following)
+                _tell(waiting, _STOPPING)
             if following is not None:
                 self._start(following)
 
     async def drain(self, grace: float) -> bool:
-        """Admit no more calls and wait up to `grace` seconds for those under way; whether all have ended."""
+        """Admit no more calls and wait up to `grace` seconds for those under way; whether all have ended.
+
+        Those that have not are cancelled, which rolls them back: nothing of them may outlive the event loop.
+        """
         self._desk.close()
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + grace
         while self._tasks:
             left = ends_at - loop.time()
             if left <= 0:
+                await self._abandon()
                 return False
             await asyncio.wait(self._tasks, timeout=left)
         return True
+
+    async def _abandon(self) -> None:
+        self._abandoned = True
+        await asyncio.sleep(0)  # a task that is cancelled before its first step would tell nobody
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks, timeout=CANCEL_SECONDS)  # a handler may not let itself be cancelled
 
 
 def _tell(waiting: list[OnReply], reply: Reply) -> None:

@@ -3,13 +3,16 @@
 Order is everything here: fence row first, then the handler inside the SDK's own savepoint, then that savepoint's
 RELEASE or ROLLBACK TO, then what has to be stored, then COMMIT, and only then the answer. The savepoint is the proof
 that the fence row is still there: a handler may have swallowed an error that made the database roll everything
-back, and then RELEASE fails, all is rolled back, and nothing is claimed to have happened.
+back, and then RELEASE fails, all is rolled back, and nothing is claimed to have happened. What has to be stored says
+that the handler ended: a row without it was committed by the handler itself, half way.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,12 +26,17 @@ from participant_sdk.databases import REPLY_MARGIN_MS, ROLLBACK_TO, SAVEPOINT, D
 from participant_sdk.errors import Refused, describe
 from participant_sdk.fence import Phase, Status, Verdict, decide
 from participant_sdk.payload import Payload, PayloadError, encode
-from participant_sdk.steps import CallFailed, Commit, Handle, RunAgain, Script, Step
+from participant_sdk.steps import Ask, CallFailed, Commit, Fetch, Handle, RunAgain, Script, Step
 
 Steps = Generator[Step, Any, Reply]
 
 SUSPENDED: Final = Refusal("suspended", "this branch was cancelled before its Try arrived")
 INVALID_PAYLOAD: Final = "invalid_payload"
+_FENCE_ID: Final = "tricord.fence_id"
+
+RESULT_BYTES_MAX: Final = 64 * 1024
+"""What a coordinator stores and hands on."""
+_CONTENT_TYPE: Final = re.compile(r"[ -~]{0,255}")
 
 RUNS_MAX: Final = 4
 RUN_SECONDS_MIN: Final = 2 * REPLY_MARGIN_MS / 1000
@@ -48,9 +56,25 @@ class Fence:
 
 def steps_of(call: IncomingCall, fence: Fence) -> Steps:
     """One call from BEGIN to COMMIT; returns its reply. An exception out of it means: roll back, outcome unknown."""
-    yield from fence.database.begin(call)
+    before = yield from fence.database.begin(call)
+    try:
+        reply = yield from _steps_begun(call, fence)
+    except Exception:
+        yield from _restore(fence.database, before)
+        raise
+    yield from _restore(fence.database, before)
+    return reply
+
+
+def _restore(database: Database, before: Any) -> Generator[Step, Any, None]:
+    with suppress(Exception):  # the call has ended: nothing that happens now may change its reply
+        yield from database.restore(before)
+
+
+def _steps_begun(call: IncomingCall, fence: Fence) -> Steps:
+    yield from _check_fence_id(fence.fence_id)
     row = yield from fence_log.meet(call, fence.insert)
-    verdict = decide(call.phase, row.status if row else None, row is None or row.holds(call))
+    verdict = decide(call.phase, row.status, row.holds(call), row.finished) if row else decide(call.phase, None, True)
     match verdict:
         case Verdict.RUN_TRY:
             return (yield from _run_try(call, fence))
@@ -73,6 +97,23 @@ def steps_of(call: IncomingCall, fence: Fence) -> Steps:
             return Reply(Outcome.VIOLATION, error=verdict.value)
 
 
+def _check_fence_id(fence_id: str) -> Generator[Step, Any, None]:
+    """Raises CallFailed if this is not the database that the replies will name, asked once per connection.
+
+    The engine may have been led elsewhere since the start (a restored copy, another host behind the name): its
+    answers would be those of another fence, under this one's id.
+    """
+    if (yield Ask(lambda connection: connection.info.get(_FENCE_ID))) == fence_id:
+        return
+    rows = yield Fetch(fence_log.FENCE_ID)
+    found = rows[0].fence_id if rows else None
+    if found != fence_id:
+        raise CallFailed(
+            f"the fence database is not the one it was at the start: its id is {found}, not {fence_id}", attention=True
+        )
+    yield Ask(lambda connection: connection.info.update({_FENCE_ID: fence_id}))
+
+
 def _run_try(call: IncomingCall, fence: Fence) -> Steps:
     action = _find(call, fence)
     try:
@@ -85,19 +126,20 @@ def _run_try(call: IncomingCall, fence: Fence) -> Steps:
     try:
         result = yield Handle(action.try_handler, _handler_call(call, payload, None))
     except Refused as refused:
+        if is_transient(refused, fence.database):
+            raise RunAgain(f"its refusal came of a lost race, which is no reason to refuse: {refused}") from refused
         yield Script(ROLLBACK_TO)
         return (yield from _refuse(call, fence_log.storable(refused.reason, refused.message)))
     stored = _encode_result(action, result)
     for sql in fence.database.release:
         yield Script(sql)
-    if stored is not None:
-        yield from fence_log.set_result(call, stored)
+    yield from fence_log.finish(call, Status.TRIED, stored)
     yield Commit()
     return Reply(Outcome.DONE, result=stored)
 
 
 def _refuse(call: IncomingCall, refusal: Refusal) -> Steps:
-    yield from fence_log.set_refusal(call, refusal)
+    yield from fence_log.finish_refused(call, refusal)
     yield Commit()
     return Reply.refused(refusal)
 
@@ -112,7 +154,7 @@ def _run_phase2(call: IncomingCall, fence: Fence, status: Status, stored: Payloa
         result = action.decode_result(stored)
     except PayloadError as error:
         raise CallFailed(f"the stored result of its Try does not decode: {error}", attention=True) from error
-    yield from fence_log.set_status(call, status)
+    yield from fence_log.start(call, status)
     yield Script(SAVEPOINT)
     handler = action.confirm_handler if call.phase is Phase.CONFIRM else action.cancel_handler
     try:
@@ -122,6 +164,7 @@ def _run_phase2(call: IncomingCall, fence: Fence, status: Status, stored: Payloa
         raise CallFailed(f"{phase} may not refuse, all checks belong in Try: {refused}", attention=True) from refused
     for sql in fence.database.release:
         yield Script(sql)
+    yield from fence_log.finish(call, status)
     yield Commit()
     return Reply(Outcome.DONE)
 
@@ -150,12 +193,18 @@ def _encode_result(action: Action, result: Any) -> Payload | None:
     if result is None:
         return None
     try:
-        return encode(result)
+        stored = encode(result)
     except (TypeError, ValueError) as error:
         raise CallFailed(
             f"the result of Try cannot be stored: {error}; return None, a dataclass, protobuf message, dict or bytes",
             attention=True,
         ) from error
+    if len(stored.data) > RESULT_BYTES_MAX:
+        text = f"the result of Try has {len(stored.data)} bytes, {RESULT_BYTES_MAX} are allowed: return a key to it"
+        raise CallFailed(text, attention=True)
+    if not _CONTENT_TYPE.fullmatch(stored.content_type):
+        raise CallFailed(f"the content type of Try's result is {stored.content_type!r}", attention=True)
+    return stored
 
 
 def after_error(call: IncomingCall, error: Exception, runs: int, database: Database) -> Reply | float:

@@ -20,6 +20,7 @@ from participant_sdk.engines import AsyncEngineFence, SyncEngineFence
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.lanes import TaskLanes, ThreadLanes
 from participant_sdk.local_transaction import Fence
+from participant_sdk.serve_attached import AsyncAttached, Attached, unary_trys_of
 
 if TYPE_CHECKING:
     import grpc
@@ -102,28 +103,31 @@ class Participant:
         """As `prepare`, for an AsyncEngine."""
         return (await self._prepare_async()).fence_id
 
-    def add_to_server(self, server: grpc.Server, *, streams_max: int = STREAMS_MAX) -> serve.Attached:
-        """Add the participant to a `grpc.server` that is not started yet.
+    def add_to_server(self, server: grpc.Server, *, streams_max: int = STREAMS_MAX) -> Attached:
+        """Add the participant to a `grpc.server` that is not started yet; others may be on it, too.
 
         Every open Exchange stream holds a worker thread of the server, so it needs more than `streams_max` + 4 of
         them; a coordinator process opens one stream. Raises ConfigurationError.
         """
-        serve.unary_trys_of(server, streams_max)
+        unary_trys_of(server, streams_max)
         fence = self._prepare()
         engine_fence = cast(SyncEngineFence, self._engine_fence)
         lanes = ThreadLanes(
             lambda call: engine_fence.execute(call, fence), self._try_workers, self._phase2_workers, self._waiting_max
         )
-        return serve.Attached(self.name, fence, lanes, server, streams_max)
+        return Attached(self.name, fence, lanes, server, streams_max)
 
-    async def add_to_server_async(self, server: grpc.aio.Server) -> serve.AsyncAttached:
-        """Add the participant to a `grpc.aio.server` that is not started yet. Raises ConfigurationError."""
+    async def add_to_server_async(self, server: grpc.aio.Server) -> AsyncAttached:
+        """Add the participant to a `grpc.aio.server` that is not started yet; others may be on it, too.
+
+        Raises ConfigurationError.
+        """
         fence = await self._prepare_async()
         engine_fence = cast(AsyncEngineFence, self._engine_fence)
         lanes = TaskLanes(
             lambda call: engine_fence.execute(call, fence), self._try_workers, self._phase2_workers, self._waiting_max
         )
-        return serve.AsyncAttached(self.name, fence, lanes, server)
+        return AsyncAttached(self.name, fence, lanes, server)
 
     def start(self, listen: str, *, coordinator: str | None = None, advertise: str | None = None) -> serve.Serving:
         """Serve on `listen` ("host:port", port 0 chooses one) until the returned handle's `stop`.

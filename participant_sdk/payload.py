@@ -72,9 +72,11 @@ def encode(value: object) -> Payload:
         content_type = f"{PROTOBUF}; type={value.DESCRIPTOR.full_name}"
         return Payload(value.SerializeToString(deterministic=True), content_type)
     if isinstance(value, dict) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-        text = json.dumps(
-            jsonable(value, ""), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True
-        )
+        try:
+            plain = jsonable(value, "")
+            text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+        except RecursionError:
+            raise ValueError("it is nested too deeply, or contains itself") from None
         return Payload(text.encode(), JSON)
     raise TypeError(f"{type(value).__name__} is not a dataclass, a protobuf message, a dict or bytes")
 

@@ -21,7 +21,16 @@ from participant_sdk.call import IncomingCall, fingerprint
 from participant_sdk.databases import RELEASE, SAVEPOINT, Database, database_of
 from participant_sdk.errors import ConfigurationError, describe
 from participant_sdk.fence import Phase, Status
-from participant_sdk.fence_log import INSERT, insert_for, metadata, new_row, tcc_fence_info, tcc_fence_log
+from participant_sdk.fence_log import (
+    FENCE_ID,
+    INSERT,
+    LOCK_ROW,
+    insert_for,
+    metadata,
+    new_row,
+    tcc_fence_info,
+    tcc_fence_log,
+)
 from participant_sdk.payload import Payload
 from participant_sdk.steps import Fetch, Script, Step
 
@@ -51,6 +60,18 @@ def check_engine(engine: Engine, connections_needed: int) -> Database:
             "time: raise pool_size or max_overflow, or lower try_workers or phase2_workers"
         )
     return database
+
+
+def check_apart(first: Connection, second: Connection) -> None:
+    """Raises ConfigurationError if the pool lends one connection twice: one call would commit another's half."""
+    if first.connection.driver_connection is second.connection.driver_connection:
+        raise ConfigurationError(_NOT_APART.format(type(first.engine.pool).__name__))
+
+
+_NOT_APART: Final = (
+    "the engine's pool ({}) lends one connection to several at a time, or to one only: each call needs a connection of "
+    "its own; use QueuePool (the default) or NullPool"
+)
 
 
 def pool_capacity(engine: Engine) -> int | None:
@@ -91,12 +112,12 @@ def _create_missing(connection: Connection) -> None:
 
 
 def _fence_id(connection: Connection) -> str:
-    found = connection.execute(select(tcc_fence_info.c.fence_id)).scalar()
+    found = connection.execute(FENCE_ID).scalar()
     if found is None:
         insert = INSERT[connection.dialect.name](tcc_fence_info).on_conflict_do_nothing()
         connection.execute(insert, {"singleton": 1, "fence_id": secrets.token_hex(16)})
         connection.commit()
-        found = connection.execute(select(tcc_fence_info.c.fence_id)).scalar_one()
+        found = connection.execute(FENCE_ID).scalar_one()
     return str(found)
 
 
@@ -114,10 +135,12 @@ def probe(database: Database, xid: str) -> Generator[Step, Any, None]:
         expires_at=time.monotonic() + CREATE_SECONDS_MAX,
         fingerprint=fingerprint("probe", payload),
     )
-    yield from database.begin(call)
+    before = yield from database.begin(call)
     yield Fetch(insert_for(database.name), new_row(call, Status.TRIED))
+    yield Fetch(LOCK_ROW, {"at_xid": xid, "at_branch_id": PROBE_BRANCH_ID})  # all columns are there
     yield Script(SAVEPOINT)
     yield Script(RELEASE)
+    yield from database.restore(before)
 
 
 def check_rolled_back(connection: Connection, xid: str, failure: Exception | None) -> None:
@@ -142,6 +165,8 @@ def errors_told() -> Iterator[None]:
     """Turns what the database says into a ConfigurationError that says it on one line."""
     try:
         yield
+    except AssertionError as error:  # AssertionPool's way to say that it lends one connection only
+        raise ConfigurationError(_NOT_APART.format("AssertionPool")) from error
     except sqlalchemy_errors.SQLAlchemyError as error:
         cause = error.orig if isinstance(error, sqlalchemy_errors.DBAPIError) and error.orig else error
         raise ConfigurationError(f"the fence cannot be set up in the database: {describe(cause)}") from error

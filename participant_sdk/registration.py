@@ -89,7 +89,9 @@ def registering(who: str, coordinator: str) -> Generator[Move, grpc.RpcError | N
         why = f"{error.code().name}: {printable(error.details() or '', 500)}"
         definite = error.code() in _DEFINITE
         if definite and not accepted:
-            raise ConfigurationError(f"the coordinator at {coordinator} does not accept participant {who!r}: {why}")
+            refused = f"the coordinator at {coordinator} does not accept participant {who!r}: {why}"
+            logger.error("%s", refused)  # for a program that never asks whether it is registered
+            raise ConfigurationError(refused)
         if failures == 0:
             level = logging.ERROR if definite else logging.WARNING
             logger.log(level, "participant %s waits for the coordinator at %s (%s)", who, coordinator, why)

@@ -21,11 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from participant_sdk.errors import ConfigurationError
-from participant_sdk.lanes import TaskLanes, ThreadLanes
-from participant_sdk.local_transaction import Fence
-from participant_sdk.registration import TaskRegistration, ThreadRegistration, request_of
-from participant_sdk.service import MESSAGE_BYTES_MAX, TaskService, ThreadService
-from tricord.v1 import participant_pb2_grpc
+from participant_sdk.registration import TaskRegistration, ThreadRegistration
+from participant_sdk.serve_attached import AsyncAttached, Attached
+from participant_sdk.service_messages import MESSAGE_BYTES_MAX
 
 if TYPE_CHECKING:
     from participant_sdk.participant import Participant
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tricord.participant")
 
 UNARY_WORKERS: Final = 32
-WORKERS_BESIDE_STREAMS: Final = 4
 LAST_REPLIES_SECONDS: Final = 2.0
 
 SERVER_OPTIONS: Final[list[tuple[str, Any]]] = [
@@ -42,54 +39,6 @@ SERVER_OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 ]
-
-
-class Attached:
-    """A participant on a `grpc.server` that its program owns."""
-
-    def __init__(self, name: str, fence: Fence, lanes: ThreadLanes, server: grpc.Server, streams_max: int) -> None:
-        self.name = name
-        self.fence_id = fence.fence_id
-        self._actions = list(fence.actions)
-        self._lanes = lanes
-        unary_trys_max = unary_trys_of(server, streams_max)
-        self._service = ThreadService(name, fence.fence_id, lanes, streams_max, unary_trys_max)
-        participant_pb2_grpc.add_ParticipantServiceServicer_to_server(self._service, server)
-
-    def register(self, coordinator: str, address: str) -> ThreadRegistration:
-        """Keep the participant registered at `coordinator` as reachable at `address`; both "host:port"."""
-        return ThreadRegistration(coordinator, request_of(self.name, address, self._actions, self.fence_id))
-
-    def drain(self, grace: float) -> bool:
-        """Take no more calls, wait up to `grace` s for those that run, end the streams; whether all calls ended.
-
-        Call it before the server's own `stop`.
-        """
-        ended = self._lanes.drain(grace)
-        self._service.end_streams()
-        return ended
-
-
-class AsyncAttached:
-    """A participant on a `grpc.aio.server` that its program owns."""
-
-    def __init__(self, name: str, fence: Fence, lanes: TaskLanes, server: grpc.aio.Server) -> None:
-        self.name = name
-        self.fence_id = fence.fence_id
-        self._actions = list(fence.actions)
-        self._lanes = lanes
-        self._service = TaskService(name, fence.fence_id, lanes)
-        participant_pb2_grpc.add_ParticipantServiceServicer_to_server(self._service, server)
-
-    def register(self, coordinator: str, address: str) -> TaskRegistration:
-        """As `Attached.register`."""
-        return TaskRegistration(coordinator, request_of(self.name, address, self._actions, self.fence_id))
-
-    async def drain(self, grace: float) -> bool:
-        """As `Attached.drain`."""
-        ended = await self._lanes.drain(grace)
-        self._service.end_streams()
-        return ended
 
 
 class Serving:
@@ -212,9 +161,7 @@ async def serve_async(
     """See `Participant.serve_async`."""
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    try:
+    with _task_signals(told):
         serving = await start_async(participant, listen, coordinator, advertise)
         waits = [loop.create_task(told.wait()), loop.create_task(serving.wait_registered())]
         try:
@@ -227,9 +174,32 @@ async def serve_async(
             for wait in waits:
                 wait.cancel()
             await serving.stop(grace)
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+
+
+@contextmanager
+def _task_signals(told: asyncio.Event) -> Iterator[None]:
+    """Sets `told` at the first SIGTERM or SIGINT; then the old handlers are back, as in `_signals`."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigurationError("serve_async ends at a signal, which only the main thread gets: use start_async here")
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def restore() -> None:
+        while before:
+            number, handler = before.popitem()
             loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+    def on_signal() -> None:
+        restore()
+        told.set()
+
+    for number in before:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        restore()
 
 
 def _announce(name: str, address: str, coordinator: str | None, advertise: str | None) -> None:
@@ -298,19 +268,3 @@ def _bind(server: grpc.Server | grpc.aio.Server, listen: str) -> int:
     if port == 0:
         raise ConfigurationError(f"cannot listen on {listen}: the port is in use, or the address is not of this host")
     return port
-
-
-def unary_trys_of(server: grpc.Server, streams_max: int) -> int | None:
-    """How many unary Trys may wait for their replies at a time, so that workers are left for Confirm and Cancel.
-
-    None if it cannot be told how many worker threads the server has. Raises ConfigurationError if they are too few
-    for so many streams.
-    """
-    pool = getattr(getattr(server, "_state", None), "thread_pool", None)
-    workers = getattr(pool, "_max_workers", None)
-    if isinstance(workers, int) and workers <= streams_max + WORKERS_BESIDE_STREAMS:
-        raise ConfigurationError(
-            f"the gRPC server has {workers} workers, but with up to {streams_max} Exchange streams it needs more than "
-            f"{streams_max + WORKERS_BESIDE_STREAMS}: give it more, or lower streams_max"
-        )
-    return workers - streams_max - WORKERS_BESIDE_STREAMS if isinstance(workers, int) else None

@@ -7,6 +7,7 @@ for AsyncEngine and `async def`. Neither decides anything, so the two flavours c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
@@ -87,7 +88,7 @@ Step: TypeAlias = Fetch | Change | Script | Ask | Handle | Commit
 
 
 def guard_handlers(engine: Engine) -> None:
-    """Make COMMIT and ROLLBACK by a handler raise before they reach the database.
+    """Make COMMIT and ROLLBACK by a handler, as methods or as SQL, raise before they reach the database.
 
     A handler that commits would make its Try final without its result, and one that rolls back would throw the fence
     row away. `engine` is the SDK's own view of the user's engine; the user's other work never sees this.
@@ -104,8 +105,38 @@ def guard_handlers(engine: Engine) -> None:
 
         return listener
 
+    def refuse_statement(
+        connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
+    ) -> None:
+        if connection.info.get(_IN_HANDLER) and (verb := ending_verb(statement)) is not None:
+            text = f"the handler executed {verb}: the SDK owns the local transaction; return, or raise, instead"
+            connection.info[_MISUSED] = text
+            raise LocalTransactionMisused(text, attention=True)
+
     event.listen(engine, "commit", refuse("commit"))
     event.listen(engine, "rollback", refuse("rollback"))
+    event.listen(engine, "before_cursor_execute", refuse_statement)
+
+
+_VERB = r"(COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(?:\w+\s+)?TO\b))\b"
+_SUSPICIOUS = re.compile(_VERB, re.IGNORECASE)
+_ENDS = re.compile(r"\s*" + _VERB, re.IGNORECASE)
+_NOT_CODE = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|(\$\w*\$).*?\1|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_DEFINES = re.compile(r"\s*CREATE\b", re.IGNORECASE)
+"""The body of a trigger or function may hold BEGIN and END."""
+
+
+def ending_verb(statement: str) -> str | None:
+    """The word by which `statement` would begin or end a local transaction, None if it does neither."""
+    if not _SUSPICIOUS.search(statement):
+        return None
+    code = _NOT_CODE.sub(" ", statement)
+    if _DEFINES.match(code):
+        return None
+    for part in code.split(";"):
+        if (found := _ENDS.match(part)) is not None:
+            return " ".join(found.group(1).upper().split())
+    return None
 
 
 def _lend(connection: Connection) -> dict[Any, Any]:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from participant_sdk.fence import TABLE, Phase, Status, Verdict, decide
+from participant_sdk.fence import TABLE, UNFINISHED, Phase, Status, Verdict, decide
 
 TRY, CONFIRM, CANCEL = Phase.TRY, Phase.CONFIRM, Phase.CANCEL
 TRIED, COMMITTED, ROLLBACKED, SUSPENDED = Status.TRIED, Status.COMMITTED, Status.ROLLBACKED, Status.SUSPENDED
@@ -32,6 +32,32 @@ CELLS = [
 @pytest.mark.parametrize(("phase", "status", "verdict"), CELLS)
 def test_cell(phase: Phase, status: Status | None, verdict: Verdict) -> None:
     assert decide(phase, status, True) is verdict
+
+
+UNFINISHED_CELLS = [
+    (TRY, TRIED, Verdict.HALF_DONE),
+    (CONFIRM, TRIED, Verdict.HALF_DONE),
+    (CANCEL, TRIED, Verdict.RUN_CANCEL),
+    (CONFIRM, COMMITTED, Verdict.HALF_DONE),
+    (CANCEL, ROLLBACKED, Verdict.HALF_DONE),
+]
+
+
+@pytest.mark.parametrize(("phase", "status", "verdict"), UNFINISHED_CELLS)
+def test_unfinished_cell(phase: Phase, status: Status, verdict: Verdict) -> None:
+    assert decide(phase, status, True, finished=False) is verdict
+    assert decide(phase, status, False, finished=False) is Verdict.OTHER_CALL
+
+
+def test_there_are_no_other_unfinished_cells() -> None:
+    assert set(UNFINISHED) == {(phase, status) for phase, status, _ in UNFINISHED_CELLS}
+    for key in set(TABLE) - set(UNFINISHED):
+        assert decide(*key, True, finished=False) is TABLE[key]
+
+
+def test_nothing_unfinished_is_ever_answered_done_by_the_call_that_left_it() -> None:
+    left_by = {(TRY, TRIED), (CONFIRM, COMMITTED), (CANCEL, ROLLBACKED)}
+    assert {decide(*key, True, finished=False) for key in left_by} == {Verdict.HALF_DONE}
 
 
 def test_there_are_no_other_cells() -> None:

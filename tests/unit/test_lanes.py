@@ -1,11 +1,13 @@
 """The desk: which call starts, which joins, which waits, and which is turned away."""
 
+import threading
 import time
 from dataclasses import replace
+from queue import SimpleQueue
 
 from participant_sdk.call import IncomingCall, Outcome, Reply, fingerprint
 from participant_sdk.fence import Phase
-from participant_sdk.lanes import Desk, OnReply, Work
+from participant_sdk.lanes import WAITING_FOR_ONE_MAX, Desk, OnReply, Replaced, ThreadLanes, Work
 from participant_sdk.payload import Payload
 
 DONE = Reply(Outcome.DONE)
@@ -90,6 +92,55 @@ def test_a_repeat_gives_waiting_work_more_time() -> None:
     _, following = desk.finish(first)
     assert following is not None
     assert following.call.expires_at == early.expires_at + 100
+
+
+def test_only_a_few_repeats_wait_for_one_reply() -> None:
+    """The oldest gives way, as its caller has given up: else the repeats of a hung call are all that is admitted."""
+    desk = Desk(2 * WAITING_FOR_ONE_MAX)
+    heard: list[str] = []
+    first = start(desk, call(), listener(heard, "try"))
+    for number in range(100):
+        admitted = desk.admit(call(Phase.CANCEL), listener(heard, f"cancel {number}"))
+        if number < WAITING_FOR_ONE_MAX:
+            assert admitted is None
+        else:
+            assert isinstance(admitted, Replaced)
+            assert admitted.reply.outcome is Outcome.UNKNOWN
+            admitted.on_reply(admitted.reply)
+            assert heard.pop() == f"cancel {number - WAITING_FOR_ONE_MAX}"
+    others = [start(desk, call(Phase.CONFIRM, xid=f"{n}"), listener([], "")) for n in range(WAITING_FOR_ONE_MAX)]
+    assert isinstance(desk.admit(call(Phase.CONFIRM, xid="x"), listener([], "")), Reply)
+    _, following = desk.finish(first)
+    assert following is not None
+    waiting, _ = desk.finish(following)
+    for on_reply in waiting:
+        on_reply(DONE)
+    assert heard == [f"cancel {number}" for number in range(100 - WAITING_FOR_ONE_MAX, 100)]
+    for work in others:
+        desk.finish(work)
+    assert (desk.idle, desk._waiting) == (True, {True: 0, False: 0})
+
+
+def test_repeats_of_a_cancel_behind_a_hung_try_leave_room_for_others() -> None:
+    hanging = threading.Event()
+
+    def execute(incoming: IncomingCall) -> Reply:
+        if incoming.phase is Phase.TRY:
+            assert hanging.wait(20)
+        return DONE
+
+    lanes = ThreadLanes(execute, 1, 1, 10)
+    replies: SimpleQueue[Reply] = SimpleQueue()
+    told: list[Reply] = []
+    lanes.submit(call(), told.append)
+    for _ in range(100):
+        lanes.submit(call(Phase.CANCEL), told.append)
+    assert len(told) == 100 - WAITING_FOR_ONE_MAX
+    lanes.submit(call(Phase.CONFIRM, xid="b"), replies.put)
+    assert replies.get(timeout=20) == DONE
+    hanging.set()
+    assert lanes.drain(20)
+    assert told[-WAITING_FOR_ONE_MAX - 1 :] == [DONE] * (WAITING_FOR_ONE_MAX + 1)
 
 
 def test_each_lane_has_its_own_limit() -> None:

@@ -1,8 +1,8 @@
 """Payloads: what is read is exactly what the annotation says, and what is wrong is named by its path."""
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime, time
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from enum import Enum
 from typing import Annotated, Any, Literal, NewType
 from uuid import UUID
@@ -165,6 +165,13 @@ def test_every_kind_of_field_is_checked(name: str, value: Any, problem: str) -> 
     assert str(caught.value) == problem
 
 
+def test_a_name_given_twice_is_found_at_once_in_a_large_payload() -> None:
+    """In one pass: compared pair by pair, these two megabytes would take many minutes."""
+    names = ",".join(f'"k{number}":1' for number in range(200_000))
+    with pytest.raises(PayloadError, match="k199999 is given twice"):
+        codec_for(dict).decode(Payload(f'{{{names},"k199999":2}}'.encode(), "application/json"))
+
+
 def test_deep_nesting_is_an_error_and_not_a_crash() -> None:
     for kind in (dict, Tree):
         with pytest.raises(PayloadError):
@@ -182,6 +189,91 @@ def test_infinite_numbers_are_refused() -> None:
     for text in ('{"kilos": 1e999}', '{"kilos": 1' + "0" * 400 + "}"):
         with pytest.raises(PayloadError, match="kilos is a number that is too large"):
             read(Weight, text)
+
+    for kind in (dict, dict[str, Any]):
+        with pytest.raises(PayloadError, match=r"a\.b\[1\] is a number that is too large"):
+            read(kind, '{"a": {"b": [1.5, 1e400]}}')
+
+
+def test_half_a_character_is_refused() -> None:
+    for text in ('{"a": "\\ud800"}', '{"\\udc00": 1}', '{"a": [{"b": "x\\ud800\\u0041"}]}'):
+        with pytest.raises(PayloadError, match="lone surrogate"):
+            read(dict, text)
+    assert read(dict, '{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+@pytest.mark.parametrize("text", ["1_0", " 1 ", "1 ", "\u0661", "", ".", "+", "1e", "e5", "0x1", "Infinity", "1\n"])
+def test_a_decimal_is_ascii_digits_and_nothing_else(text: str) -> None:
+    with pytest.raises(PayloadError, match=r"total is .*, wanted a decimal number"):
+        encode({**decode_untyped(encode(ORDER)), "total": text}).decode(Order)
+
+
+@pytest.mark.parametrize("text", ["0", "-1.50", "+2", "1E+3", "1e-7", ".5", "5."])
+def test_decimals_as_they_are_written(text: str) -> None:
+    read_ = encode({**decode_untyped(encode(ORDER)), "total": text}).decode(Order)
+    assert read_.total == Decimal(text)
+
+
+def test_an_integer_stays_one_where_either_number_is_taken() -> None:
+    @dataclass
+    class Amount:
+        value: float | int
+
+    for value in (3, 2**60 + 1, 2.5):
+        found = encode(Amount(value)).decode(Amount).value
+        assert (found, type(found)) == (value, type(value))
+
+
+def test_fields_that_follow_from_the_others_are_not_sent() -> None:
+    @dataclass
+    class Sum:
+        a: int
+        total: int = field(init=False, default=0)
+
+        def __post_init__(self) -> None:
+            self.total = 2 * self.a
+
+    assert encode(Sum(3)).data == b'{"a":3}'
+    assert encode(Sum(3)).decode(Sum).total == 6
+
+
+def test_what_is_only_there_while_an_object_is_made_cannot_be_carried() -> None:
+    @dataclass
+    class Made:
+        a: int
+        b: InitVar[int]
+
+    with pytest.raises(UnsupportedType, match=r"Made\.b is an InitVar"):
+        codec_for(Made)
+
+
+@pytest.mark.parametrize("error", [AssertionError("no good"), InvalidOperation("no good"), KeyError("no good")])
+def test_however_a_dataclass_says_no_the_payload_is_invalid(error: Exception) -> None:
+    @dataclass
+    class Never:
+        a: int
+
+        def __post_init__(self) -> None:
+            raise error
+
+    with pytest.raises(PayloadError, match=r"is not a valid Never: .*no good"):
+        read(Never, '{"a":1}')
+
+
+def test_an_annotation_that_cannot_be_looked_up_is_told() -> None:
+    @dataclass
+    class Lost:
+        a: "Nowhere"  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(UnsupportedType, match=r"annotation of Lost cannot be looked up: .*Nowhere"):
+        codec_for(Lost)
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    endless: dict[str, Any] = {}
+    endless["it"] = [endless]
+    with pytest.raises(ValueError, match="contains itself"):
+        encode(endless)
 
 
 def test_the_content_type_must_fit() -> None:

@@ -27,7 +27,7 @@ from participant_sdk import (
     Wait,
     branch,
 )
-from participant_sdk.client import new_key
+from participant_sdk.client_request import new_key
 from tricord.v1 import coordinator_pb2, coordinator_pb2_grpc, types_pb2
 
 TRYING = types_pb2.TRANSACTION_STATE_TRYING

@@ -13,6 +13,7 @@ from tests.contract.participant.world import (
     REFUSED,
     TRY,
     UNKNOWN,
+    VIOLATION,
     World,
     new_xid,
 )
@@ -37,7 +38,7 @@ async def test_a_refusal_because_of_a_database_error_is_a_refusal(world: World) 
     assert (world.effects(xid), world.status(xid)) == ([], 3)
 
 
-@pytest.mark.parametrize("mode", ["commit", "commit_swallowed", "rollback", "close"])
+@pytest.mark.parametrize("mode", ["commit", "commit_swallowed", "rollback", "close", "raw_commit"])
 async def test_a_handler_that_ends_the_local_transaction_gets_a_clear_error(world: World, mode: str) -> None:
     xid = new_xid()
     reply = await world.call(TRY, xid, mode)
@@ -48,11 +49,37 @@ async def test_a_handler_that_ends_the_local_transaction_gets_a_clear_error(worl
     assert (await world.call(TRY, new_xid())).outcome == DONE  # nothing is left locked
 
 
-async def test_a_handler_that_commits_behind_sqlalchemys_back_is_never_answered_done(world: World) -> None:
-    reply = await world.call(TRY, new_xid(), "raw_commit")
+@pytest.mark.parametrize("mode", ["driver_commit", "driver_commit_and_refuse"])
+async def test_a_try_that_commits_behind_sqlalchemys_back_is_never_answered_done(world: World, mode: str) -> None:
+    """What it committed stays, what came after is gone: that is neither done nor refused, but it can be cancelled."""
+    xid = new_xid()
+    reply = await world.call(TRY, xid, mode)
     assert reply.outcome == UNKNOWN
     assert "tricord_handler" in reply.error or "savepoint" in reply.error.lower()
+    assert (world.effects(xid), world.status(xid)) == (["try"], 1)
+    for phase in (TRY, CONFIRM, TRY):
+        reply = await world.call(phase, xid, mode)
+        assert reply.outcome == VIOLATION
+        assert "committed by itself" in reply.error
+    assert (await world.call(CANCEL, xid, mode)).outcome == DONE
+    assert (world.effects(xid), world.status(xid)) == (["try", "cancel None"], 3)
+    assert (await world.call(CANCEL, xid, mode)).outcome == DONE
     assert (await world.call(TRY, new_xid())).outcome == DONE
+
+
+@pytest.mark.parametrize(("phase", "what", "status"), [(CONFIRM, "confirm", 2), (CANCEL, "cancel", 3)])
+async def test_phase_2_that_commits_behind_sqlalchemys_back_is_never_answered_done(
+    world: World, phase: Any, what: str, status: int
+) -> None:
+    mode = f"{what}_commits"
+    xid = new_xid()
+    await world.call(TRY, xid, mode)
+    assert (await world.call(phase, xid, mode)).outcome == UNKNOWN
+    for _ in range(2):
+        reply = await world.call(phase, xid, mode)
+        assert reply.outcome == VIOLATION
+        assert "committed by itself" in reply.error
+    assert (world.effects(xid), world.status(xid)) == (["try", f"{what} {xid}#1"], status)
 
 
 async def test_a_handler_that_begins_a_local_transaction_of_its_own_gets_a_clear_error(world: World) -> None:
@@ -94,6 +121,36 @@ async def test_a_result_that_cannot_be_stored_is_unknown(world: World) -> None:
     assert (world.effects(xid), world.status(xid)) == ([], None)
 
 
+@pytest.mark.parametrize("mode", ["large", "odd_content_type"])
+async def test_a_result_that_no_coordinator_takes_is_unknown(world: World, mode: str) -> None:
+    xid = new_xid()
+    reply = await world.call(TRY, xid, mode)
+    assert (reply.outcome, reply.attention) == (UNKNOWN, True)
+    assert "65536 are allowed" in reply.error or "content type" in reply.error
+    assert (world.effects(xid), world.status(xid)) == ([], None)
+    assert (await world.call(TRY, new_xid(), "largest")).outcome == DONE
+
+
+@pytest.mark.parametrize("mode", ["refuse_oddly", "raise_oddly"])
+async def test_whatever_a_handler_says_can_be_sent(world: World, mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A text that is no Unicode, or longer than a message may be, would take all replies of its stream with it."""
+    caplog.set_level("CRITICAL", "tricord.participant")  # the traceback has the text as it is
+    messages = [world.message(TRY, new_xid(), each, call_id=n) for n, each in enumerate([mode, "plain", mode], 1)]
+    replies = await world.exchange(messages)
+    assert replies[2].outcome == DONE
+    for reply in (replies[1], replies[3]):
+        assert reply.outcome == (REFUSED if mode == "refuse_oddly" else UNKNOWN)
+        for text_ in (reply.error, reply.refusal.reason, reply.refusal.message):
+            assert text_.isprintable()
+            assert len(text_) <= 1_000
+    xid = new_xid()
+    await world.call(TRY, xid, "confirm_refuses_oddly")
+    reply = await world.call(CONFIRM, xid, "confirm_refuses_oddly")
+    assert (reply.outcome, reply.attention) == (UNKNOWN, True)
+    assert reply.error.isprintable()
+    assert len(reply.error) <= 500
+
+
 @pytest.mark.parametrize(("phase", "what"), [(CONFIRM, "confirm"), (CANCEL, "cancel")])
 async def test_a_refusal_from_phase_2_is_never_stored(world: World, phase: Any, what: str) -> None:
     mode = f"{what}_refuses"
@@ -114,6 +171,33 @@ async def test_an_error_in_phase_2_keeps_the_branch_tried(world: World, phase: A
     reply = await world.call(phase, xid, mode)
     assert (reply.outcome, reply.attention, reply.error) == (UNKNOWN, False, "RuntimeError: not now")
     assert (world.effects(xid), world.status(xid)) == (["try"], 1)
+
+
+@pytest.mark.parametrize("flavour", ["sqlite-sync", "sqlite-async"], indirect=True)
+async def test_sqlites_busy_timeout_is_the_calls_until_it_has_ended(world: World) -> None:
+    """COMMIT may have to wait for readers, too; then the connection goes back to the user as it was."""
+    engine = getattr(world.engine, "sync_engine", world.engine)
+    seen: dict[str, int] = {}
+
+    def on_commit(connection: Any) -> None:
+        seen["commit"] = _busy_timeout_of(connection.connection.dbapi_connection)
+
+    event.listen(engine, "commit", on_commit)
+    event.listen(engine.pool, "checkout", lambda raw, *_: seen.update(checkout=_busy_timeout_of(raw)))
+    for mode in ("plain", "swallow_error", "refuse"):
+        seen.clear()
+        await world.call(TRY, new_xid(), mode, timeout=9)
+        assert seen["checkout"] == 5_000
+        if mode != "swallow_error":
+            assert 8_000 < seen["commit"] < 9_000
+
+
+def _busy_timeout_of(raw: Any) -> int:
+    cursor = raw.cursor()
+    cursor.execute("PRAGMA busy_timeout")
+    ((found,),) = cursor.fetchall()
+    cursor.close()
+    return int(found)
 
 
 @pytest.mark.parametrize("flavour", ["postgres-sync", "postgres-async"], indirect=True)
@@ -144,6 +228,16 @@ class TestPostgres:
         assert reply.outcome == UNKNOWN
         assert world.status(xid) is None
         assert (await world.call(TRY, xid, "other_account")).outcome == DONE
+
+    async def test_a_refusal_because_of_a_lost_race_is_not_one(self, world: World) -> None:
+        xid = new_xid()
+        with world.auditor.begin() as other:
+            other.execute(text("UPDATE counters SET n = n WHERE name = 'hot'"))
+            reply = await world.call(TRY, xid, "refuse_when_locked", timeout=1)
+        assert reply.outcome == UNKNOWN
+        assert "busy" in reply.error
+        assert world.status(xid) is None
+        assert (await world.call(TRY, xid, "refuse_when_locked")).outcome == DONE
 
     async def test_a_wait_for_the_fence_row_ends_before_the_callers_patience(self, world: World) -> None:
         xid = new_xid()

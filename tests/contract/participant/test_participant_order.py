@@ -8,6 +8,7 @@ import grpc
 import pytest
 from sqlalchemy import event
 
+from participant_sdk.lanes import WAITING_FOR_ONE_MAX
 from tests.contract.participant.world import (
     CANCEL,
     CONFIRM,
@@ -25,7 +26,10 @@ where_several_may_write = pytest.mark.parametrize("flavour", ["postgres-sync", "
 
 
 async def test_repeats_join_the_call_that_runs(world: World) -> None:
-    """Protocol C5: more repeats than workers or connections, and another branch still gets through."""
+    """Protocol C5: more repeats than workers or connections, and another branch still gets through.
+
+    Only the last few wait for the reply: by then nobody listens for the earlier ones.
+    """
     gate = world.gate("slow")
     xid = new_xid()
     first = asyncio.create_task(world.call(TRY, xid, account="slow"))
@@ -37,16 +41,19 @@ async def test_repeats_join_the_call_that_runs(world: World) -> None:
     replies = []
     async for response in world.stub.Exchange(_one_batch(participant_pb2.ExchangeRequest(calls=[*repeats, last]))):
         replies += response.replies
-        if [each.call_id for each in replies] == [99]:
+        if not gate.opened.is_set() and 99 in (each.call_id for each in replies):
             assert connections == []
             if not world.is_sqlite:  # there the slow handler holds the only write lock
                 assert (await world.call(TRY, new_xid())).outcome == DONE
                 connections.clear()
             gate.opened.set()
-    reply = await first
-    assert reply.outcome == DONE
-    assert len(replies) == 41
-    assert {(each.outcome, each.result.data) for each in replies[1:]} == {(DONE, reply.result.data)}
+    replaced = [await first, *replies[: 40 - WAITING_FOR_ONE_MAX]]
+    replies = replies[40 - WAITING_FOR_ONE_MAX :]
+    assert {(each.outcome, each.error) for each in replaced} == {
+        (UNKNOWN, "a later repeat of the call waits in its place")
+    }
+    assert [each.call_id for each in replies] == [99, *range(42 - WAITING_FOR_ONE_MAX, 42)]
+    assert {(each.outcome, each.result.data) for each in replies[1:]} == {(DONE, f'{{"hold":"{xid}#1"}}'.encode())}
     assert (gate.count, connections) == (1, [])
     assert world.effects(xid) == ["try"]
 
@@ -228,8 +235,61 @@ async def test_a_participant_that_cannot_wait_any_longer_says_so(world: World) -
     await gate.wait_reached()
     assert not await world.stop(grace=0.05)
     gate.opened.set()
-    with pytest.raises(grpc.aio.AioRpcError):
-        await calling
+    if world.is_async:
+        assert (await calling).outcome == UNKNOWN  # a task can be cancelled, a thread cannot
+    else:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await calling
+
+
+async def test_a_participant_that_gives_up_ends_what_waits_behind(world: World) -> None:
+    gate = world.gate("slow")
+    xid = new_xid()
+    message = world.message(TRY, xid, account="slow", call_id=1)
+    cancel = world.message(CANCEL, xid, account="slow", call_id=2)
+    stream = world.stub.Exchange(_one_batch(participant_pb2.ExchangeRequest(calls=[message, cancel]), half_close=False))
+    reading = asyncio.create_task(stream.read())
+    await gate.wait_reached()
+    assert not await world.stop(grace=0.05)
+    gate.opened.set()
+    if world.is_async:
+        replies = list((await reading).replies)
+        while len(replies) < 2:
+            replies += (await stream.read()).replies
+        assert [(reply.call_id, reply.outcome) for reply in replies] == [(1, UNKNOWN), (2, UNKNOWN)]
+        assert world.status(xid) is None
+    else:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await reading
+
+
+@pytest.mark.parametrize("flavour", ["sqlite-sync", "sqlite-async"], indirect=True)
+async def test_phase_2_goes_before_trys_where_only_one_may_write(world: World) -> None:
+    """A Confirm waits for the Try that writes now, and not for those that wait, too."""
+    xid = new_xid()
+    await world.call(TRY, xid)
+    gate = world.gate("slow")
+    trying = asyncio.create_task(world.call(TRY, new_xid(), account="slow"))
+    await gate.wait_reached()
+    trys = [world.message(TRY, new_xid(), call_id=n) for n in range(1, 8)]
+    confirm = world.message(CONFIRM, xid, call_id=99)
+    last = world.message(TRY, xid, participant="another", call_id=100)  # its answer tells that all have arrived
+    stream = world.stub.Exchange(_one_batch(participant_pb2.ExchangeRequest(calls=[*trys, confirm, last])))
+    order: list[int] = []
+    async for response in stream:
+        order += [reply.call_id for reply in response.replies]
+        if not gate.opened.is_set():
+            await _all_wait_for_the_turn(world, 8)
+            gate.opened.set()
+    assert (await trying).outcome == DONE
+    assert order[:2] == [100, 99]
+    assert len(order) == 9
+
+
+async def _all_wait_for_the_turn(world: World, count: int) -> None:
+    turn: Any = world.participant._engine_fence._turn  # type: ignore[union-attr]
+    while len(turn._trys) + len(turn._phase2) < count:  # noqa: ASYNC110 - waiting is not seen from outside
+        await asyncio.sleep(0.01)
 
 
 async def test_too_many_calls_are_told_so(flavour: str, participant_url: str) -> None:

@@ -158,6 +158,36 @@ def test_it_drains_when_it_is_told_to_end(started: Process, number: signal.Signa
     engine.dispose()
 
 
+def test_a_second_signal_ends_it_at_once(started: Process) -> None:
+    """Somebody who asks twice does not want to wait for handlers that hang."""
+    address = started.line().split()[-1]
+    message = participant_pb2.Call(
+        call_id=1,
+        phase=participant_pb2.PHASE_TRY,
+        xid=new_xid(),
+        branch_id=1,
+        participant="bank",
+        action="debit",
+        payload=types_pb2.Payload(data=b"x"),
+    )
+    message.timeout.FromSeconds(600)
+    with grpc.insecure_channel(address) as channel:
+        stub = participant_pb2_grpc.ParticipantServiceStub(channel)
+        hanging = stub.Try.future(participant_pb2.TryRequest(call=message))
+        assert started.line() == "in the handler"
+        started.process.send_signal(signal.SIGTERM)
+        probe = participant_pb2.Call()
+        probe.CopyFrom(message)
+        probe.phase = participant_pb2.PHASE_CANCEL
+        probe.timeout.FromMilliseconds(50)
+        error = ""
+        while error != "the participant is stopping":
+            error = stub.Cancel(participant_pb2.CancelRequest(call=probe)).reply.error
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end()[0] == -signal.SIGTERM  # and not 0 when the grace is over
+        assert hanging.exception() is not None
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_it_can_be_ended_while_it_waits_for_its_coordinator(kind: str, tmp_path: Path) -> None:
     process = Process(kind, tmp_path, coordinator="127.0.0.1:1")

@@ -11,11 +11,21 @@ import grpc
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import AssertionPool, NullPool, SingletonThreadPool, StaticPool
 
 from participant_sdk import Call, ConfigurationError, Participant, metadata
-from tests.contract.participant.world import CONFIRM, DONE, TRY, World, new_xid
-from tricord.v1 import participant_pb2_grpc, registry_pb2, registry_pb2_grpc
+from tests.contract.participant.world import (
+    CANCEL,
+    CONFIRM,
+    DONE,
+    TRY,
+    UNKNOWN,
+    WAIT_SECONDS,
+    World,
+    new_xid,
+    sqlite_url,
+)
+from tricord.v1 import participant_pb2, participant_pb2_grpc, registry_pb2, registry_pb2_grpc
 
 sqlite_only = pytest.mark.parametrize("flavour", ["sqlite-sync", "sqlite-async"], indirect=True)
 sync_only = pytest.mark.parametrize("flavour", ["sqlite-sync", "postgres-sync"], indirect=True)
@@ -126,6 +136,39 @@ async def test_a_pool_that_is_too_small_is_refused(world: World) -> None:
     await refused(world, world.make_engine(pool_size=2, max_overflow=1), "at most 3 connections")
 
 
+@pytest.mark.parametrize("pool", [StaticPool, AssertionPool])
+async def test_a_pool_that_lends_one_connection_to_all_is_refused(world: World, pool: Any) -> None:
+    """Two calls on one connection: the COMMIT of one would be the COMMIT of the other's half."""
+    await refused(world, world.make_engine(poolclass=pool), f"the engine's pool .{pool.__name__}. lends one connection")
+
+
+@sync_only
+async def test_a_pool_with_one_connection_per_thread_is_refused(world: World) -> None:
+    await refused(world, world.make_engine(poolclass=SingletonThreadPool), "lends one connection")
+
+
+async def test_a_table_of_an_earlier_version_is_told(world: World) -> None:
+    with world.auditor.begin() as db:
+        db.execute(text("ALTER TABLE tcc_fence_log DROP COLUMN finished_at"))
+    await refused(world, world.make_engine(), "cannot be set up in the database: .*finished_at")
+
+
+async def test_another_fence_database_behind_the_same_engine_is_noticed(world: World) -> None:
+    """Protocol C3: as when the name of the host leads to a restored copy; its answers would be another fence's."""
+    xid = new_xid()
+    assert (await world.call(TRY, xid)).outcome == DONE
+    with world.auditor.begin() as db:
+        db.execute(text("UPDATE tcc_fence_info SET fence_id = 'another'"))
+    await world.dispose(world.engine)  # so that new connections are made, as to another server
+    for phase in (TRY, CONFIRM, CANCEL):
+        reply = await world.call(phase, xid)
+        assert (reply.outcome, reply.attention) == (UNKNOWN, True)
+        assert "its id is another" in reply.error
+    with world.auditor.begin() as db:
+        db.execute(text("UPDATE tcc_fence_info SET fence_id = :id"), {"id": world.serving.fence_id})
+    assert (await world.call(CONFIRM, xid)).outcome == DONE
+
+
 async def test_a_pool_without_a_limit_is_taken(world: World) -> None:
     engine = world.make_engine(poolclass=NullPool)
     try:
@@ -165,6 +208,17 @@ async def test_the_wrong_flavour_of_a_method_names_the_right_one(tmp_path: Path)
     with pytest.raises(ConfigurationError, match="await serve_async"):
         participant_on(async_engine).start("127.0.0.1:0")
     await async_engine.dispose()
+
+
+async def test_serving_until_a_signal_needs_the_main_thread(tmp_path: Path) -> None:
+    async_engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'x.db'}")
+    bank = participant_on(async_engine)
+
+    def in_a_thread() -> None:
+        asyncio.run(bank.serve_async("127.0.0.1:0"))
+
+    with pytest.raises(ConfigurationError, match="use start_async"):
+        await asyncio.to_thread(in_a_thread)
 
 
 class TestNetwork:
@@ -242,6 +296,91 @@ async def test_a_participant_on_the_programs_own_server(flavour: str, participan
         workers.shutdown()
 
 
+async def test_several_participants_on_one_server(flavour: str, participant_url: str, tmp_path: Path) -> None:
+    """Two fence databases in one process, behind one address; a server calls one ParticipantService only."""
+    (tmp_path / "second").mkdir()
+    second_url = participant_url if flavour.startswith("postgres") else sqlite_url(tmp_path / "second")
+    worlds = [World(flavour, participant_url, "bank-a"), World(flavour, second_url, "bank-b")]
+    workers = ThreadPoolExecutor(24)
+    server: Any = grpc.aio.server() if worlds[0].is_async else grpc.server(workers)
+    attached: list[Any] = []
+    for world in worlds:
+        await asyncio.to_thread(world.create_business_tables)
+        attached.append(await _add(world, server))
+    with pytest.raises(ConfigurationError, match="already has a participant 'bank-a'"):
+        await _add(worlds[0], server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    started = server.start()
+    if started is not None:
+        await started
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for world in worlds:
+                world.stub = participant_pb2_grpc.ParticipantServiceStub(channel)
+            await _call_both(worlds, attached)
+            await _drain(worlds[0], attached[0])
+            message = worlds[1].message(TRY, new_xid())
+            assert (await worlds[1].exchange([message]))[7].outcome == DONE
+            message = worlds[0].message(TRY, new_xid())
+            assert (await worlds[0].exchange([message]))[7].error == "the participant is stopping"
+    finally:
+        await _drain(worlds[1], attached[1])
+        stopped = server.stop(None)
+        await stopped if worlds[0].is_async else await asyncio.to_thread(stopped.wait)
+        for world in worlds:
+            await world.close()
+        workers.shutdown()
+
+
+async def _call_both(worlds: list[World], attached: list[Any]) -> None:
+    xid = new_xid()
+    for branch_id, (world, each) in enumerate(zip(worlds, attached, strict=True), 1):
+        message = world.message(TRY, xid, branch_id=branch_id)
+        reply = (await world.exchange([message]))[7]
+        assert (reply.outcome, reply.fence_id) == (DONE, each.fence_id)
+        unary = participant_pb2.ConfirmRequest(call=world.message(CONFIRM, xid, branch_id=branch_id))
+        reply = (await world.stub.Confirm(unary)).reply
+        assert (reply.outcome, reply.fence_id) == (DONE, each.fence_id)
+        assert world.status(xid, branch_id) == 2
+    reply = (await worlds[0].exchange([worlds[0].message(TRY, new_xid(), participant="bank-c")]))[7]
+    assert (reply.outcome, reply.fence_id) == (UNKNOWN, "")
+    assert reply.error == "this is participant 'bank-a' and 'bank-b', not 'bank-c'"
+
+
+async def _add(world: World, server: Any) -> Any:
+    if world.is_async:
+        return await world.participant.add_to_server_async(server)
+    return await asyncio.to_thread(world.participant.add_to_server, server)
+
+
+async def _drain(world: World, attached: Any) -> None:
+    if world.is_async:
+        assert await attached.drain(5)
+    else:
+        assert await asyncio.to_thread(attached.drain, 5)
+
+
+@sync_only
+async def test_a_caller_that_is_gone_frees_its_worker(flavour: str, participant_url: str) -> None:
+    """A unary call whose handler hangs: else a participant that is told to end would wait out every such call."""
+    world = World(flavour, participant_url)
+    await world.start()
+    try:
+        gate = world.gate("slow")
+        service: Any = world.serving._attached._service
+        calling = asyncio.create_task(world.call(TRY, new_xid(), account="slow", timeout=3600))
+        await gate.wait_reached()
+        assert service._unary_trys == 1
+        assert not await world.stop(grace=0)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await calling
+        workers = world.serving._server._state.thread_pool
+        await asyncio.wait_for(asyncio.to_thread(workers.shutdown), WAIT_SECONDS / 2)  # the gate gives up later
+        assert (service._unary_trys, gate.opened.is_set()) == (0, False)
+    finally:
+        await world.close()
+
+
 @sync_only
 async def test_more_streams_than_promised_are_turned_away(flavour: str, participant_url: str) -> None:
     world = World(flavour, participant_url)
@@ -275,8 +414,6 @@ async def test_more_streams_than_promised_are_turned_away(flavour: str, particip
 
 
 def _request(message: Any) -> Any:
-    from tricord.v1 import participant_pb2
-
     return participant_pb2.ExchangeRequest(calls=[message])
 
 
@@ -354,7 +491,7 @@ async def test_it_waits_for_a_coordinator_that_is_not_there_yet(world: World, ca
     assert len(waits) == 1
 
 
-async def test_a_definite_refusal_ends_the_start(world: World) -> None:
+async def test_a_definite_refusal_ends_the_start(world: World, caplog: pytest.LogCaptureFixture) -> None:
     registry = Registry()
     registry.refusal = (grpc.StatusCode.FAILED_PRECONDITION, "bank/debit belongs to another fence database")
     server, address = await start_registry(registry)
@@ -362,6 +499,9 @@ async def test_a_definite_refusal_ends_the_start(world: World) -> None:
     try:
         with pytest.raises(ConfigurationError, match="does not accept participant 'bank': FAILED_PRECONDITION"):
             await registered(world, serving, 10)
+        errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
+        assert len(errors) == 1, "a program that only starts it has to learn it, too"
+        assert "does not accept participant 'bank': FAILED_PRECONDITION" in errors[0]
     finally:
         await stop(world, serving)
         await server.stop(None)

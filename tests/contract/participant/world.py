@@ -16,7 +16,7 @@ import grpc
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from participant_sdk import Call, Participant, Refused
+from participant_sdk import Call, Participant, Payload, Refused
 from participant_sdk.payload import encode
 from tricord.v1 import participant_pb2, participant_pb2_grpc, types_pb2
 
@@ -76,6 +76,11 @@ def _swallow(db: Connection, statement: str) -> None:
     raise AssertionError("the statement should have failed")
 
 
+def _commit_in_the_driver(db: Connection) -> None:
+    """Where the SDK cannot see it."""
+    db.connection.dbapi_connection.commit()  # type: ignore[union-attr]
+
+
 def do_try(db: Connection, call: Call[Debit]) -> Any:
     """Try's work, for both flavours."""
     mode = call.payload.mode
@@ -108,6 +113,17 @@ def do_try(db: Connection, call: Call[Debit]) -> Any:
             db.close()
         case "raw_commit":
             db.exec_driver_sql("COMMIT")
+        case "driver_commit":
+            _commit_in_the_driver(db)
+            effect(db, call, "step 2")
+        case "driver_commit_and_refuse":
+            _commit_in_the_driver(db)
+            raise Refused("no")
+        case "refuse_when_locked":
+            try:
+                db.execute(text("SELECT n FROM counters WHERE name = 'hot' FOR UPDATE NOWAIT"))
+            except Exception as error:
+                raise Refused("busy") from error
         case "begin":
             with db.begin():
                 pass
@@ -126,6 +142,14 @@ def do_try(db: Connection, call: Call[Debit]) -> Any:
             raise Refused("no")
         case "nothing":
             return None
+        case "large" | "largest":
+            return b"x" * (65_536 + (mode == "large"))
+        case "odd_content_type":
+            return Payload(b"x", "\ud800")
+        case "refuse_oddly":
+            raise Refused("no\ud800", "\x00\ud800" + "x" * 17_000_000)
+        case "raise_oddly":
+            raise ValueError("\ud800" + "x" * 17_000_000)
         case "unstorable":
             return {1, 2}
         case "other_account":
@@ -139,6 +163,11 @@ def do_phase2(db: Connection, call: Call[Debit], what: str) -> None:
     effect(db, call, f"{what} {call.result.hold if call.result else None}")
     if call.payload.mode == f"{what}_refuses":
         raise Refused("too_late")
+    if call.payload.mode == f"{what}_refuses_oddly":
+        raise Refused("no\ud800", "\x00\ud800" + "x" * 17_000_000)
+    if call.payload.mode == f"{what}_commits":
+        _commit_in_the_driver(db)
+        effect(db, call, f"{what} step 2")
     if call.payload.mode == f"{what}_raises":
         raise RuntimeError("not now")
 

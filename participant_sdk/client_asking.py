@@ -1,0 +1,152 @@
+"""How the client asks: what it sends, when it asks again, what it returns or raises. Written once, for both clients.
+
+A generator of steps that the clients carry out. The one thing that must never go wrong here: once a request may have
+reached the coordinator, the transaction may exist and be confirmed, and then only its outcome is a definite answer.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from participant_sdk.client_request import BranchRequest, Wait, new_key, request_of
+from participant_sdk.coordinator_messages import Failure, error_of, read_transaction
+from participant_sdk.errors import ConfigurationError, InvalidRequest, OutcomeUnknown, TransactionCancelled
+from participant_sdk.transaction import Transaction, TransactionState
+from tricord.v1 import coordinator_pb2
+
+TIMEOUT_ASSUMED_SECONDS: Final = 30.0
+"""The coordinator's default time-out of a transaction, where the caller names none."""
+PATIENCE_BEYOND_SECONDS: Final = 30.0
+ASK_SECONDS_MAX: Final = 30.0
+PAUSE_FIRST_SECONDS: Final = 0.05
+PAUSE_MAX_SECONDS: Final = 2.0
+CLOSED: Final = "the client is closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Send `request` and wait up to `seconds`; gives the response, a Failure, or Closed."""
+
+    request: coordinator_pb2.ExecuteRequest | coordinator_pb2.GetRequest
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Nothing was sent: the client is closed."""
+
+
+Answer: TypeAlias = coordinator_pb2.ExecuteResponse | coordinator_pb2.GetResponse | Failure | Closed | None
+Asking: TypeAlias = Generator[Ask | Pause, Answer, Transaction]
+
+
+def executing(request: coordinator_pb2.ExecuteRequest, wait: Wait, patience: float) -> Asking:
+    """Ask until the transaction has the state that is waited for; returns it confirmed, or raises.
+
+    `patience` is in seconds. Raises TransactionCancelled, OutcomeUnknown, or what `error_of` says.
+    """
+    clock = time.monotonic
+    gives_up_at = clock() + patience
+    seen: Transaction | None = None
+    may_have_begun = False
+    why = "there was no time to ask"
+    tries = 0
+    while (left := gives_up_at - clock()) > 0:
+        asked_at = clock()
+        answer = yield Ask(request, min(left, ASK_SECONDS_MAX))
+        if isinstance(answer, coordinator_pb2.ExecuteResponse):
+            seen, may_have_begun = read_transaction(answer.transaction), True
+            if _is_outcome(seen, wait):
+                return _confirmed(seen)
+            why = f"it is still {seen.state.value}"
+            tries = 0 if clock() - asked_at >= 1 else tries + 1
+        elif isinstance(answer, Failure):
+            why = str(answer)
+            if answer.response_too_large or (not answer.retryable and may_have_begun and not answer.never_began):
+                break  # definite about this request, but not about what an earlier one may have begun
+            if not answer.retryable:
+                raise error_of(answer)
+            may_have_begun = may_have_begun or answer.may_have_arrived
+            tries += 1
+        elif isinstance(answer, Closed):
+            if not may_have_begun:
+                raise ConfigurationError(CLOSED)
+            why = CLOSED
+            break
+        longest = min(PAUSE_MAX_SECONDS, PAUSE_FIRST_SECONDS * 2 ** min(tries, 10))
+        yield Pause(min(random.uniform(0, longest), max(0.0, gives_up_at - clock())))
+    raise _outcome_unknown(request.idempotency_key, why, seen)
+
+
+def _outcome_unknown(key: str, why: str, seen: Transaction | None) -> OutcomeUnknown:
+    text = f"the outcome of the transaction with key {key} is not known yet: {why}"
+    return OutcomeUnknown(f"{text}; execute the same branches with this idempotency_key again", key, seen)
+
+
+def _is_outcome(transaction: Transaction, wait: Wait) -> bool:
+    if wait is Wait.DECIDED and transaction.state in (TransactionState.CONFIRMING, TransactionState.CANCELLING):
+        return True
+    return transaction.state in (TransactionState.CONFIRMED, TransactionState.CANCELLED)
+
+
+def _confirmed(transaction: Transaction) -> Transaction:
+    if transaction.state in (TransactionState.CANCELLING, TransactionState.CANCELLED):
+        raise TransactionCancelled(transaction, transaction.refusal)
+    return transaction
+
+
+def getting(request: coordinator_pb2.GetRequest, patience: float) -> Asking:
+    """Read a transaction, asking again while the coordinator cannot be reached."""
+    gives_up_at = time.monotonic() + patience
+    tries = 0
+    while True:
+        answer = yield Ask(request, max(0.1, gives_up_at - time.monotonic()))
+        if isinstance(answer, coordinator_pb2.GetResponse):
+            return read_transaction(answer.transaction)
+        if isinstance(answer, Closed):
+            raise ConfigurationError(CLOSED)
+        if isinstance(answer, Failure):
+            if not answer.retryable:
+                raise error_of(answer)
+            if time.monotonic() >= gives_up_at:
+                raise OutcomeUnknown(f"the coordinator cannot be asked: {answer}", request.idempotency_key)
+        tries += 1
+        longest = min(PAUSE_MAX_SECONDS, PAUSE_FIRST_SECONDS * 2 ** min(tries, 10))
+        yield Pause(min(random.uniform(0, longest), max(0.0, gives_up_at - time.monotonic())))
+
+
+def start_execute(
+    branches: tuple[BranchRequest, ...],
+    idempotency_key: str | None,
+    timeout: float | None,
+    wait: Wait,
+    patience: float | None,
+) -> Asking:
+    """See `TricordClient.execute`."""
+    request = request_of(branches, new_key() if idempotency_key is None else idempotency_key, timeout, wait)
+    if patience is None:
+        patience = (TIMEOUT_ASSUMED_SECONDS if timeout is None else max(timeout, 0)) + PATIENCE_BEYOND_SECONDS
+    return executing(request, wait, patience)
+
+
+def start_get(xid: str | None, idempotency_key: str | None, patience: float) -> Asking:
+    """See `TricordClient.get`."""
+    if (xid is None) == (idempotency_key is None):
+        raise InvalidRequest("name either the xid or the idempotency_key")
+    try:
+        if xid is not None:
+            return getting(coordinator_pb2.GetRequest(xid=xid), patience)
+        return getting(coordinator_pb2.GetRequest(idempotency_key=idempotency_key or ""), patience)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"the xid or idempotency_key cannot be sent: {error}") from None

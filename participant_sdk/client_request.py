@@ -1,0 +1,87 @@
+"""What an initiator asks for: the branches, their payloads, and the key under which asking again is safe.
+
+Everything that can be wrong with a request is told as InvalidRequest before anything is sent.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass
+from enum import Enum, unique
+from typing import Final
+
+from participant_sdk.coordinator_messages import write_payload
+from participant_sdk.errors import InvalidRequest
+from participant_sdk.payload import Payload, encode
+from tricord.v1 import coordinator_pb2
+
+TIMEOUT_SECONDS_MAX: Final = 315_576_000_000.0
+"""What a protobuf Duration can hold."""
+
+
+@unique
+class Wait(Enum):
+    """What `execute` waits for."""
+
+    DECIDED = coordinator_pb2.WAIT_DECIDED
+    """The decision is durable; the branches are being confirmed."""
+    FINISHED = coordinator_pb2.WAIT_FINISHED
+    """Every branch has been confirmed or cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRequest:
+    """One branch to run; made by `branch`."""
+
+    participant: str
+    action: str
+    payload: Payload
+
+
+def branch(participant: str, action: str, payload: object) -> BranchRequest:
+    """A branch of a transaction: `action` of `participant` with a dataclass, protobuf message, dict or bytes.
+
+    Raises InvalidRequest if the payload is none of those or cannot be encoded.
+    """
+    try:
+        return BranchRequest(participant, action, encode(payload))
+    except (TypeError, ValueError) as error:
+        text = f"the payload of {participant}/{action} cannot be sent: {error}"
+        raise InvalidRequest(text, {"payload": str(error)}) from None
+
+
+def new_key() -> str:
+    """A fresh idempotency key: a UUIDv7 (RFC 9562) in hexadecimal, so that keys sort by their time."""
+    value = int.from_bytes(os.urandom(16), "big")
+    value = (time.time_ns() // 1_000_000) << 80 | value & ((1 << 80) - 1)
+    value = value & ~(0xF << 76) | 7 << 76
+    value = value & ~(0b11 << 62) | 0b10 << 62
+    return f"{value:032x}"
+
+
+def request_of(
+    branches: tuple[BranchRequest, ...], key: str, timeout: float | None, wait: Wait
+) -> coordinator_pb2.ExecuteRequest:
+    """The message of a request; raises InvalidRequest."""
+    if not key:
+        raise InvalidRequest("the idempotency key is empty", {"idempotency_key": "is empty"})
+    if timeout is not None and not math.isfinite(timeout):
+        raise InvalidRequest(f"the timeout is {timeout}", {"timeout": "is not a finite number of seconds"})
+    if timeout is not None and abs(timeout) > TIMEOUT_SECONDS_MAX:
+        raise InvalidRequest(f"the timeout is {timeout}", {"timeout": "is longer than ten thousand years"})
+    try:
+        request = coordinator_pb2.ExecuteRequest(idempotency_key=key, wait=wait.value)
+    except (TypeError, ValueError) as error:  # not a string, or one that is not Unicode text
+        text = f"the idempotency key cannot be sent: {error}"
+        raise InvalidRequest(text, {"idempotency_key": str(error)}) from None
+    for position, each in enumerate(branches):
+        try:
+            request.branches.add(participant=each.participant, action=each.action, payload=write_payload(each.payload))
+        except (TypeError, ValueError) as error:
+            text = f"branch {each.participant!r}/{each.action!r} cannot be sent: {error}"
+            raise InvalidRequest(text, {f"branches[{position}]": str(error)}) from None
+    if timeout is not None:
+        request.timeout.FromNanoseconds(round(timeout * 1e9))
+    return request

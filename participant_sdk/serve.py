@@ -211,10 +211,15 @@ def _announce(name: str, address: str, coordinator: str | None, advertise: str |
 def _signals() -> Iterator[Any]:
     """Gives a function that waits up to so many seconds (None: for ever) for SIGTERM or SIGINT.
 
-    The handler only writes to a pipe: anything with a lock in it could meet the lock held by the very thread that it
-    interrupts. After the first signal the old handlers are back, so that a second one ends the process at once.
+    The handler only takes a note: anything with a lock in it could meet the lock held by the very thread that it
+    interrupts. Python runs it in the main thread alone, and that one may sleep in select() while the system hands the
+    signal to another thread: so it is the interpreter itself that writes to the pipe (`set_wakeup_fd`). After the
+    first signal the old handlers are back, so that a second one ends the process at once.
     """
     readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    os.set_blocking(writable, False)
+    told = False
     in_main_thread = threading.current_thread() is threading.main_thread()
     before: dict[int, Any] = {}
 
@@ -224,12 +229,17 @@ def _signals() -> Iterator[Any]:
             signal.signal(number, handler)
 
     def on_signal(number: int, frame: Any) -> None:
-        os.write(writable, b".")
+        nonlocal told
+        told = True
         restore()
 
     def wait_for_signal(seconds: float | None) -> bool:
-        return bool(select.select([readable], [], [], seconds)[0])
+        while not told and select.select([readable], [], [], seconds)[0]:
+            with suppress(BlockingIOError):
+                os.read(readable, 100)  # another signal's: the program may have handlers of its own
+        return told
 
+    wakeup_fd = signal.set_wakeup_fd(writable, warn_on_full_buffer=False) if in_main_thread else -1
     if in_main_thread:
         before.update({number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)})
     try:
@@ -237,6 +247,7 @@ def _signals() -> Iterator[Any]:
     finally:
         if in_main_thread:
             restore()
+            signal.set_wakeup_fd(wakeup_fd)
         os.close(readable)
         os.close(writable)
 

@@ -182,7 +182,7 @@ def test_a_second_signal_ends_it_at_once(started: Process) -> None:
         probe.timeout.FromMilliseconds(50)
         error = ""
         while error != "the participant is stopping":
-            error = stub.Cancel(participant_pb2.CancelRequest(call=probe)).reply.error
+            error = stub.Cancel(participant_pb2.CancelRequest(call=probe), timeout=30).reply.error
         started.process.send_signal(signal.SIGTERM)
         assert started.end()[0] == -signal.SIGTERM  # and not 0 when the grace is over
         assert hanging.exception() is not None

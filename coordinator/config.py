@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from .model import Policy
-from .wire import TIMEOUT_MS_MAX
+from .wire import ADDRESS, TIMEOUT_MS_MAX
 
 ENV_PREFIX = "TRICORD_"
 CONFIG_ENV = "TRICORD_CONFIG"
@@ -56,10 +56,10 @@ class Settings(BaseSettings):
     @field_validator("listen")
     @classmethod
     def _host_and_port(cls, listen: str) -> str:
-        host, _, port = listen.rpartition(":")
-        if not re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+", host) or not re.fullmatch(r"[0-9]{1,5}", port):
+        match = ADDRESS.match(listen)
+        if match is None:
             raise ValueError("must be host:port, such as 127.0.0.1:7800 or [::1]:7800")
-        if int(port) > 65535:
+        if int(match[2]) > 65535:
             raise ValueError("must have a port of at most 65535")
         return listen
 

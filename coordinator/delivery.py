@@ -27,6 +27,7 @@ from tricord.v1 import types_pb2
 
 from .model import Call, Outcome, Payload, Phase, Refusal, Reply, Spec
 from .participants import Participants
+from .wire import CONTENT_TYPE_CHARS_MAX, FENCE_ID_CHARS_MAX, MESSAGE_BYTES_MAX
 
 _log = structlog.get_logger(__name__)
 
@@ -35,19 +36,16 @@ BATCH_BYTES_MAX = 1024 * 1024
 """A batch is cut there; a single larger call travels alone."""
 RESULT_BYTES_MAX = 64 * 1024
 """Of one Try's result. With 64 branches, and their payloads, an answer still fits into one message."""
-CONTENT_TYPE_CHARS_MAX = 255
-FENCE_ID_CHARS_MAX = 64
 SILENT_MAX = 32
 """Calls in a row that time out on a stream before it is given up."""
 SUSPECTS_MAX = 10_000
 ACCIDENTS_MAX = 3
-_MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 _UNARY_AGAIN_S = 60.0
 """How long a participant without ``Exchange`` is believed to have none."""
 
 CHANNEL_OPTIONS = (
-    ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
-    ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),  # how long one attempt to connect may take, for all its name
     ("grpc.max_reconnect_backoff_ms", 1_000),

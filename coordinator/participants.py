@@ -34,17 +34,14 @@ class Participants:
 
     async def refresh(self) -> None:
         """Read the list from the store, in one read for all who ask before it begins. Raises StoreError."""
-        if self._next_reading is None:
-            self._next_reading = asyncio.get_running_loop().create_task(self._read(self._reading))
-        await asyncio.shield(self._next_reading)
+        await asyncio.shield(self._next_reading or self._read_next())
 
     def find(self, name: str) -> ParticipantRow | None:
         """A participant as last heard; looks again in the background when that is long ago, or the name missing."""
         age_s = time.monotonic() - self._read_s
         if age_s > (REFRESH_S if name in self._rows else MISS_S) and self._next_reading is None:
             self._read_s = time.monotonic()
-            self._next_reading = asyncio.get_running_loop().create_task(self._read(self._reading))
-            self._next_reading.add_done_callback(_log_failure)
+            self._read_next().add_done_callback(_log_failure)
         return self._rows.get(name)
 
     def addresses(self) -> set[str]:
@@ -71,6 +68,11 @@ class Participants:
             await self.refresh()
             _log.info("participant.registered", participant=row.name, address=row.address, actions=sorted(row.actions))
         return clashes
+
+    def _read_next(self) -> asyncio.Task[None]:
+        """Begin a read as soon as the one under way has ended."""
+        self._next_reading = asyncio.get_running_loop().create_task(self._read(self._reading))
+        return self._next_reading
 
     async def _read(self, previous: asyncio.Task[None] | None) -> None:
         if previous is not None:

@@ -35,7 +35,7 @@ ERROR_BYTES_MAX = 400
 TIMEOUT_MS_MAX = 24 * 3600 * 1000
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})\Z")
+ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})\Z")
 _KEY_SEPARATOR = b"\0"
 
 
@@ -95,7 +95,7 @@ def read_registration(request: registry_pb2.RegisterParticipantRequest) -> Parti
     """A checked registration. Raises InvalidRequest, with every wrong field."""
     wrong: list[Violation] = []
     _check_name("participant", request.participant, wrong)
-    match = _ADDRESS.match(request.address)
+    match = ADDRESS.match(request.address)
     if len(request.address) > ADDRESS_CHARS_MAX or match is None or not 0 < int(match[2]) < 65536:
         wrong.append(Violation("address", f"is not host:port with at most {ADDRESS_CHARS_MAX} characters"))
     if not 0 < len(request.actions) <= ACTIONS_MAX:

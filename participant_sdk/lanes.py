@@ -155,13 +155,7 @@ class ThreadLanes:
         """Have `call` run or join its like; `on_reply` is called once."""
         with self._changed:
             admitted = self._desk.admit(call, on_reply)
-        match admitted:
-            case Work():
-                self._start(admitted)
-            case Replaced():
-                _tell([admitted.on_reply], admitted.reply)
-            case Reply():
-                on_reply(admitted)
+        _follow(admitted, on_reply, self._start)
 
     def _start(self, work: Work) -> None:
         self._workers[is_try(work.call)].put(work)
@@ -212,13 +206,7 @@ class TaskLanes:
     def submit(self, call: IncomingCall, on_reply: OnReply) -> None:
         """Have `call` run or join its like; `on_reply` is called once, in the event loop."""
         admitted = self._desk.admit(call, on_reply)
-        match admitted:
-            case Work():
-                self._start(admitted)
-            case Replaced():
-                _tell([admitted.on_reply], admitted.reply)
-            case Reply():
-                on_reply(admitted)
+        _follow(admitted, on_reply, self._start)
 
     def _start(self, work: Work) -> None:
         task = asyncio.get_running_loop().create_task(self._run(work))
@@ -265,6 +253,17 @@ class TaskLanes:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks, timeout=CANCEL_SECONDS)  # a handler may not let itself be cancelled
+
+
+def _follow(admitted: Work | Reply | Replaced | None, on_reply: OnReply, start: Callable[[Work], None]) -> None:
+    """Do what the desk has said of a call."""
+    match admitted:
+        case Work():
+            start(admitted)
+        case Replaced():
+            _tell([admitted.on_reply], admitted.reply)
+        case Reply():
+            on_reply(admitted)
 
 
 def _tell(waiting: list[OnReply], reply: Reply) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.postgres import PostgresServer, PostgresUnavailable
 
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
-DATABASE_FIXTURES = {"postgres_server", "pg_database"}
+DATABASE_FIXTURES = {"postgres_server", "pg_database", "own_server"}
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +33,16 @@ def pg_database(postgres_server: PostgresServer) -> Iterator[str]:
     if not postgres_server.running:  # the test stopped or killed it
         postgres_server.start()
     postgres_server.drop_database(dsn)
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    """A server that is ours whatever the environment names, and may be stopped and killed."""
+    try:
+        with PostgresServer() as server:
+            yield server
+    except PostgresUnavailable as unavailable:
+        pytest.skip(f"no PostgreSQL: {unavailable}")
 
 
 @pytest.hookimpl(wrapper=True)

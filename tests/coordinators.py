@@ -4,12 +4,9 @@ with CoordinatorProcess(store=path, backoff_cap_ms=200) as coordinator:
     stub = coordinator.coordinator_service()
 """
 
-import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +19,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from tests.postgres import free_port
 from tricord.v1 import (
     coordinator_pb2 as pb,
 )
@@ -37,19 +35,6 @@ START_S = 60.0
 STOP_S = 60.0
 CALL_S = 60.0
 """Generous: a test never waits so long unless something is broken."""
-# Below the range that Linux hands out to client sockets: one of those could hold the port while a server is down.
-_PORTS = range(15_000, 32_000)
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    for port in random.SystemRandom().sample(_PORTS, 200):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return port
-    raise RuntimeError("no free port")
 
 
 def environment() -> dict[str, str]:

@@ -144,7 +144,7 @@ class PostgresServer:
             self._create()
         for attempts_left in reversed(range(_START_ATTEMPTS)):
             # Somebody may take a new port before us; orphans of a server that died by itself may still hold its memory.
-            port = self._port or _free_port()
+            port = self._port or free_port()
             try:
                 self._launch(port)
             except PostgresUnavailable:
@@ -314,7 +314,8 @@ def _runs(command: Sequence[str], identity: Mapping[str, Any], folder: Path) -> 
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody listens on, and that no client socket will take."""
     for port in random.SystemRandom().sample(_PORTS, 200):
         with socket.socket() as probe:
             # A port in TIME_WAIT is free for a server.

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.store.rows import Batch, StoreError
 from coordinator.store.store import Store, StoreClosed, backend_for
-from tests.postgres import PostgresServer, PostgresUnavailable
+from tests.postgres import PostgresServer
 
 from .proxy import Proxy
 from .rows import CONFIRMING, DUE_MS, LEASE_MS, begin, new_row, open_store, save, saved, stored
@@ -16,16 +16,6 @@ from .stores import OpenStore, stores
 from .test_store_postgres import waits_for_lock
 
 pytestmark = pytest.mark.database
-
-
-@pytest.fixture(scope="module")
-def own_server() -> Iterator[PostgresServer]:
-    """A server of our own, that may be killed."""
-    try:
-        with PostgresServer() as server:
-            yield server
-    except PostgresUnavailable as unavailable:
-        pytest.skip(f"no PostgreSQL: {unavailable}")
 
 
 @pytest.fixture

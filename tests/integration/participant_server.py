@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Self
 
 import grpc
 
-from tests.coordinators import CALL_S, free_port
+from tests.coordinators import CALL_S
+from tests.postgres import free_port
 from tricord.v1 import participant_pb2 as pb
 from tricord.v1 import participant_pb2_grpc, types_pb2
 

@@ -18,10 +18,10 @@ from tests.coordinators import (
     branch,
     environment,
     execute_request,
-    free_port,
     states,
     tricord,
 )
+from tests.postgres import free_port
 from tricord.v1 import coordinator_pb2 as pb
 
 from .participant_server import ParticipantServer, done, refuse

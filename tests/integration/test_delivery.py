@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.coordinators import CALL_S, CoordinatorProcess, branch, execute_request, free_port, states
+from tests.coordinators import CALL_S, CoordinatorProcess, branch, execute_request, states
+from tests.postgres import free_port
 from tricord.v1 import coordinator_pb2 as pb
 from tricord.v1 import participant_pb2, types_pb2
 

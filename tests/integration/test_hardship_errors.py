@@ -22,12 +22,11 @@ from tests.coordinators import (
     Refused,
     branch,
     execute_request,
-    free_port,
     refused,
     registration,
     states,
 )
-from tests.postgres import PostgresServer, PostgresUnavailable
+from tests.postgres import PostgresServer, free_port
 from tricord.v1 import coordinator_pb2 as pb
 from tricord.v1 import operator_pb2, registry_pb2_grpc, types_pb2
 
@@ -195,16 +194,6 @@ class TestKeysOfWithdrawnActions:
         answers = [call.result(CALL_S).transaction for call in (first, second)]
         assert answers[0].xid == answers[1].xid
         assert [states(tx) for tx in answers] == [["CONFIRMED", "CONFIRMED"]] * 2
-
-
-@pytest.fixture(scope="module")
-def own_server() -> Iterator[PostgresServer]:
-    """A server of our own, that may be killed."""
-    try:
-        with PostgresServer() as server:
-            yield server
-    except PostgresUnavailable as unavailable:
-        pytest.skip(f"no PostgreSQL: {unavailable}")
 
 
 def _resident_mib(coordinator: CoordinatorProcess) -> int:

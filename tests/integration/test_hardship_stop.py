@@ -20,7 +20,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.coordinators import CALL_S, CoordinatorProcess, branch, environment, execute_request, states
-from tests.postgres import PostgresServer, PostgresUnavailable
+from tests.postgres import PostgresServer
 from tricord.v1 import coordinator_pb2 as pb
 from tricord.v1 import coordinator_pb2_grpc, operator_pb2, operator_pb2_grpc
 
@@ -29,16 +29,6 @@ from .participant_server import ParticipantServer, done
 DRAIN_MS = 500
 END_S = DRAIN_MS / 1000 + 15.0
 """Some ten seconds are promised; the rest is for a busy machine. What hangs is ended after ``STOP_S``, and fails."""
-
-
-@pytest.fixture(scope="module")
-def own_server() -> Iterator[PostgresServer]:
-    """A server of our own, that may be stopped and killed."""
-    try:
-        with PostgresServer() as server:
-            yield server
-    except PostgresUnavailable as unavailable:
-        pytest.skip(f"no PostgreSQL: {unavailable}")
 
 
 @contextlib.contextmanager

@@ -16,11 +16,11 @@ from tests.coordinators import (
     CoordinatorProcess,
     branch,
     execute_request,
-    free_port,
     refused,
     registration,
     states,
 )
+from tests.postgres import free_port
 from tricord.v1 import coordinator_pb2 as pb
 from tricord.v1 import operator_pb2, registry_pb2_grpc, types_pb2
 from tricord.v1 import participant_pb2 as participant_pb

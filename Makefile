@@ -13,7 +13,7 @@ LOCK_VENV := .venv-lock
 LOCK_STAMP := $(LOCK_VENV)/.installed
 
 # Extras that the development environment holds; `codegen` has one of its own (`make protos`).
-EXTRAS := coordinator postgres asyncio uvloop dev
+EXTRAS := coordinator postgres mysql asyncio uvloop dev
 UV_VERSION := 0.13.9
 
 # The first Python that is new enough and has venv and pip. Choose another one with `make PYTHON=...`.
@@ -27,10 +27,31 @@ ARGS ?=
 
 TYPED = $(wildcard coordinator participant_sdk tests examples benchmarks tools)
 
-.PHONY: help setup demo test lint format protos bench chaos lock clean need-python
+# Where Debian puts mariadbd, which is not on everybody's PATH.
+SBIN := /usr/sbin:/usr/local/sbin
+
+.PHONY: help servers setup demo test lint format protos bench chaos lock clean need-python
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+
+# The packages with the programs alone: they hold no service, so nothing is started and nobody's data is touched.
+MARIADB := mariadb-server-core mariadb-client-core
+servers: ## Install through apt-get what tests need and pip has not: MariaDB (skipped when it is there)
+	@PATH="$$PATH:$(SBIN)"; \
+	if command -v mariadbd && command -v mariadb-install-db && command -v my_print_defaults; then exit 0; fi >/dev/null; \
+	if ! command -v apt-get >/dev/null; then \
+		echo "make: no mariadbd here and no apt-get to install it with: install MariaDB's server by hand." >&2; exit 1; \
+	fi; \
+	if [ "$$(id -u)" = 0 ]; then root=; \
+	elif command -v sudo >/dev/null; then root=sudo; \
+	else \
+		echo "make: installing MariaDB needs root, and there is no sudo." >&2; \
+		echo "Run as root: apt-get install $(MARIADB)" >&2; exit 1; \
+	fi; \
+	echo "Installing MariaDB ($(MARIADB))"; \
+	get="env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120"; \
+	$$root $$get update && $$root $$get install --no-install-recommends $(MARIADB)
 
 setup: $(STAMP) ## Build .venv (skipped when it is up to date)
 

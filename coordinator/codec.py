@@ -6,13 +6,27 @@ to make, and the same on every database. ``format`` says which version of this f
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from .model import FORMAT, Attention, BranchSpec, Spec, State, Step, Transaction
 from .store.rows import Row
 
+
+class _Body(NamedTuple):
+    """What never changes. The last field is left out where it is empty: most rows have none, and older ones none yet.
+
+    A row that has it cannot be read by a program that does not know it: nothing is ever sent without its metadata.
+    """
+
+    timeout_ms: int
+    branches: tuple[BranchSpec, ...]
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode_body = msgspec.msgpack.Decoder(tuple[int, tuple[BranchSpec, ...]]).decode
+_decode_body = msgspec.msgpack.Decoder(_Body).decode
 _decode_progress = msgspec.msgpack.Decoder(tuple[int, str, tuple[Step, ...]]).decode
 
 
@@ -25,10 +39,11 @@ def new_row(tx: Transaction) -> Row:
     spec = tx.spec
     names = ",".join(sorted({branch.participant for branch in spec.branches}))
     row = saved_row(tx)
+    body = (spec.timeout_ms, spec.branches)
     return row._replace(
         created_ms=spec.created_ms,
         key=spec.key,
-        body=_encode((spec.timeout_ms, spec.branches)),
+        body=_encode((*body, spec.metadata) if spec.metadata else body),
         participants=f",{names},",
     )
 
@@ -52,10 +67,10 @@ def transaction(row: Row) -> Transaction:
     if row.format != FORMAT:
         raise UnreadableRow(f"transaction {row.xid.hex()} has row format {row.format}, this program reads {FORMAT}")
     try:
-        timeout_ms, branches = _decode_body(row.body)
+        body = _decode_body(row.body)
         decided_ms, cancel_reason, steps = _decode_progress(row.progress)
         return Transaction(
-            Spec(row.xid, row.key, row.created_ms, timeout_ms, branches),
+            Spec(row.xid, row.key, row.created_ms, *body),
             State(row.state),
             steps,
             row.version,

@@ -240,6 +240,8 @@ class Link:
                     queue.popleft()  # withdrawn
                     continue
                 size += len(pending.message.payload.data) + 200
+                if pending.message.metadata:
+                    size += _metadata_bytes(pending.message)
                 if batch and size > BATCH_BYTES_MAX:
                     return batch
                 queue.popleft()
@@ -436,7 +438,7 @@ _OUTCOMES = {
 
 def _message(xid: str, spec: Spec, call: Call) -> pb.Call:
     branch = spec.branches[call.branch]
-    return pb.Call(
+    message = pb.Call(
         phase=call.phase,  # type: ignore[arg-type]  # the same numbers; a test compares them
         xid=xid,
         branch_id=call.branch + 1,
@@ -446,6 +448,13 @@ def _message(xid: str, spec: Spec, call: Call) -> pb.Call:
         attempt=call.attempt,
         timeout=Duration(seconds=call.timeout_ms // 1000, nanos=call.timeout_ms % 1000 * 1_000_000),
     )
+    if spec.metadata:
+        message.metadata.update(spec.metadata)
+    return message
+
+
+def _metadata_bytes(message: pb.Call) -> int:
+    return sum(len(key) + len(value.encode()) + 8 for key, value in message.metadata.items())
 
 
 def _reply(pending: _Pending, reply: pb.Reply) -> Reply:

@@ -121,8 +121,14 @@ class Engine:
 
     # --- for the services ----------------------------------------------------------------------------------
 
-    async def begin(self, key: bytes, timeout_ms: int, branches: tuple[BranchSpec, ...]) -> Started:
-        """Begin a transaction, or find the one that holds its key.
+    async def begin(
+        self,
+        key: bytes,
+        timeout_ms: int,
+        branches: tuple[BranchSpec, ...],
+        metadata: tuple[tuple[str, str], ...] = (),
+    ) -> Started:
+        """Begin a transaction, or find the one that holds its key; what that one has stands, its metadata included.
 
         Raises KeyReused if the key belongs to another request, RowRejected if the store cannot take it and Overloaded
         if too much is waiting (nothing is stored then), StoreClosed if it is not known.
@@ -131,7 +137,7 @@ class Engine:
             raise Overloaded(f"{LIVE_MAX} transactions are live")
         self.journal.check_room()
         now_ms = self.store.now_ms()
-        spec = Spec(new_xid(now_ms), key, now_ms, timeout_ms, branches)
+        spec = Spec(new_xid(now_ms), key, now_ms, timeout_ms, branches, metadata)
         tx = begin(spec, now_ms, self.policy)._replace(save_id=secrets.randbits(62))
         # Shielded: whether the caller still waits changes nothing for a record that is on its way.
         beginning = asyncio.get_running_loop().create_task(self._begin(tx))

@@ -108,6 +108,8 @@ class Spec(NamedTuple):
     created_ms: int
     timeout_ms: int
     branches: tuple[BranchSpec, ...]
+    metadata: tuple[tuple[str, str], ...] = ()
+    """What every call carries to its participant, by key; the coordinator never reads it."""
 
     @property
     def deadline_ms(self) -> int:
@@ -117,7 +119,8 @@ class Spec(NamedTuple):
     def asks_the_same(self, other: Spec) -> bool:
         """Whether two starting requests under one key are the same request: its branches, nothing else.
 
-        A smaller time-out left, another trace id or another ``wait`` do not make it another request (protocol B4).
+        A smaller time-out left, other metadata (a trace id) or another ``wait`` do not make it another request
+        (protocol B4).
         """
         return self.branches == other.branches
 

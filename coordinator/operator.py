@@ -36,7 +36,7 @@ class OperatorService(pb_grpc.OperatorServiceServicer):
 
     @answering
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:
-        """A page of transactions, newest first, without the bytes of payloads and results."""
+        """A page of transactions, newest first, without metadata and the bytes of payloads and results."""
         which = self._filter(request)
         rows = await self._engine.store.list(which._replace(limit=which.limit + 1))
         page = rows[: which.limit]
@@ -79,6 +79,7 @@ def _summary(row: Row) -> types_pb2.Transaction:
         message = transaction_message(transaction(row))
     except UnreadableRow as error:
         return unreadable_message(row, str(error))
+    message.ClearField("metadata")
     for branch in message.branches:
         branch.payload.data = b""
         branch.result.data = b""

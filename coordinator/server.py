@@ -31,7 +31,7 @@ from .journal import Overloaded
 from .model import BranchSpec, Transaction
 from .participants import Participants
 from .store.rows import RowRejected, StoreError
-from .wire import Starting, error_status, read_key, read_registration, read_xid, transaction_message
+from .wire import Starting, error_status, read_key, read_registration, read_xid, read_xids, transaction_message
 
 _log = structlog.get_logger(__name__)
 
@@ -124,6 +124,19 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
             return pb.GetResponse(transaction=transaction_message(found))
         return pb.GetResponse(transaction=transaction_message(await get_by_xid(self._engine, request.xid)))
 
+    @answering
+    async def LookUp(self, request: pb.LookUpRequest, context: Context) -> pb.LookUpResponse:
+        """How far transactions have come, by what the store holds: never what only this process knows yet."""
+        found = await self._engine.store.look_up(read_xids(request.xids))
+        return pb.LookUpResponse(
+            transactions=[
+                pb.TransactionProgress(xid=xid.hex(), state=state)  # type: ignore[arg-type]  # the same numbers
+                for xid, state in found.states.items()
+            ],
+            store_id=found.store_id,
+            incarnation=found.incarnation,
+        )
+
     async def _start(self, starting: Starting) -> Started:
         try:
             await self._check_names(starting.branches)
@@ -135,7 +148,7 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
             if found.spec.branches != starting.branches:
                 raise KeyReused(found.spec.xid) from None
             return Started(found, False)
-        return await self._engine.begin(starting.key, starting.timeout_ms, starting.branches)
+        return await self._engine.begin(starting.key, starting.timeout_ms, starting.branches, starting.metadata)
 
     async def _check_names(self, branches: tuple[BranchSpec, ...]) -> None:
         """Refuse what no participant has registered, before anything is stored."""

@@ -5,7 +5,9 @@ Everything that comes in is checked here, before anything is stored; each compla
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -32,11 +34,17 @@ FENCE_ID_CHARS_MAX = 64
 VIOLATIONS_TOLD_MAX = 5
 ERROR_BYTES_MAX = 400
 """An error travels in gRPC's trailing metadata, of which many clients take no more than 8 KiB."""
+METADATA_ENTRIES_MAX = 16
+METADATA_VALUE_CHARS_MAX = 256
+METADATA_KEY_SHOWN_MAX = 80
+"""Of a key in an error's field, escaped: those within the limit are shown whole."""
+LOOK_UP_XIDS_MAX = 1_000
 TIMEOUT_MS_MAX = 24 * 3600 * 1000
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})\Z")
 _KEY_SEPARATOR = b"\0"
+_NO_XID = "is not an xid: 32 hexadecimal digits"
 
 
 # --- what comes in ----------------------------------------------------------------------------------------
@@ -45,7 +53,7 @@ _KEY_SEPARATOR = b"\0"
 class Starting:
     """A checked request to start a transaction."""
 
-    __slots__ = ("branches", "key", "timeout_ms")
+    __slots__ = ("branches", "key", "metadata", "timeout_ms")
 
     def __init__(self, request: coordinator_pb2.ExecuteRequest, namespace: str, timeout_ms_default: int) -> None:
         """Raises InvalidRequest, with every wrong field."""
@@ -59,6 +67,7 @@ class Starting:
         self.timeout_ms = _timeout_ms(request, timeout_ms_default, wrong)
         if request.wait not in coordinator_pb2.Wait.values():
             wrong.append(Violation("wait", f"is {request.wait}, which is no Wait"))
+        self.metadata = _metadata(request, wrong) if request.metadata else ()
         count = len(request.branches)
         if not count:
             wrong.append(Violation("branches", "a transaction needs at least 1 branch"))
@@ -87,8 +96,25 @@ def read_xid(text: str, field: str = "xid") -> bytes:
     """The xid that a text names. Raises InvalidRequest."""
     xid = parse_xid(text)
     if xid is None:
-        raise InvalidRequest(Violation(field, "is not an xid: 32 hexadecimal digits"))
+        raise InvalidRequest(Violation(field, _NO_XID))
     return xid
+
+
+def read_xids(texts: Sequence[str]) -> list[bytes]:
+    """The xids of a look-up, each once. Raises InvalidRequest, with every wrong one."""
+    if not 0 < len(texts) <= LOOK_UP_XIDS_MAX:
+        raise InvalidRequest(Violation("xids", f"has {len(texts)} xids; 1 to {LOOK_UP_XIDS_MAX} are needed"))
+    xids: dict[bytes, None] = {}
+    wrong: list[Violation] = []
+    for n, text in enumerate(texts):
+        xid = parse_xid(text)
+        if xid is None:
+            wrong.append(Violation(f"xids[{n}]", _NO_XID))
+        else:
+            xids[xid] = None
+    if wrong:
+        raise InvalidRequest(*wrong)
+    return list(xids)
 
 
 def read_registration(request: registry_pb2.RegisterParticipantRequest) -> ParticipantRow:
@@ -137,6 +163,24 @@ def _timeout_ms(request: coordinator_pb2.ExecuteRequest, default_ms: int, wrong:
     return timeout_ms
 
 
+def _metadata(request: coordinator_pb2.ExecuteRequest, wrong: list[Violation]) -> tuple[tuple[str, str], ...]:
+    count = len(request.metadata)
+    if count > METADATA_ENTRIES_MAX:
+        wrong.append(Violation("metadata", f"has {count} entries; the limit is {METADATA_ENTRIES_MAX}"))
+        return ()
+    entries = tuple(sorted(request.metadata.items()))
+    for key, value in entries:
+        shown = json.dumps(key[:NAME_CHARS_MAX])[:METADATA_KEY_SHOWN_MAX]
+        field = f"metadata[{shown}]"
+        _check_name(field, key, wrong, "key")
+        if len(value) > METADATA_VALUE_CHARS_MAX:
+            text = f"has {len(value)} characters; the limit is {METADATA_VALUE_CHARS_MAX}"
+            wrong.append(Violation(field, text))
+        elif not value.isprintable():
+            wrong.append(Violation(field, "has control or other unprintable characters"))
+    return entries
+
+
 def _branch(field: str, branch: coordinator_pb2.BranchRequest, wrong: list[Violation]) -> BranchSpec:
     _check_name(f"{field}.participant", branch.participant, wrong)
     _check_name(f"{field}.action", branch.action, wrong)
@@ -150,10 +194,10 @@ def _branch(field: str, branch: coordinator_pb2.BranchRequest, wrong: list[Viola
     return BranchSpec(branch.participant, branch.action, Payload(data, content_type))
 
 
-def _check_name(field: str, name: str, wrong: list[Violation]) -> None:
+def _check_name(field: str, name: str, wrong: list[Violation], what: str = "name") -> None:
     if not _NAME.match(name):
         shown = f"has {len(name)} characters" if len(name) > NAME_CHARS_MAX else f"is {name!a}"
-        wrong.append(Violation(field, f"{shown}; a name is 1 to {NAME_CHARS_MAX} of A-Z a-z 0-9 . _ -"))
+        wrong.append(Violation(field, f"{shown}; a {what} is 1 to {NAME_CHARS_MAX} of A-Z a-z 0-9 . _ -"))
 
 
 # --- what goes out ----------------------------------------------------------------------------------------
@@ -175,6 +219,8 @@ def transaction_message(tx: Transaction) -> types_pb2.Transaction:
         version=tx.version,
     )
     message.timeout.FromMilliseconds(spec.timeout_ms)
+    if spec.metadata:
+        message.metadata.update(spec.metadata)
     if tx.decided_ms:
         message.decide_time.CopyFrom(_timestamp(tx.decided_ms))
     return message

@@ -1,18 +1,23 @@
 """The Tricord SDK: take part in distributed transactions, and start them.
 
     participant   Participant: actions on an engine, served over gRPC
-    actions       Try, Confirm and Cancel handlers and what is checked about them
+    actions, annotations
+                  Try, Confirm and Cancel handlers and what is checked about them
     fence         the pure table that says what a call may do
-    fence_log     the fence's tables and the statements that meet a row of them
-    local_transaction, steps, databases, engines, turns, prepare
-                  one call's local transaction: its steps written once, two thin runners, what differs by database
+    fence_tables, fence_row
+                  the fence's tables, and a row of them as a value
+    databases/    the statements, per database
+    local_transaction, external, handling, handler, steps, engines, turns, prepare
+                  one call's local transaction: its steps written once, two thin runners, the user's handlers
     lanes, service, service_messages, exchange, serve, serve_attached, registration
                   from the network to the fence and back
-    payload, json_types
+    payload, payload_libraries, payload_parts, payload_pydantic, payload_msgspec, json_types, json_text
                   annotated Python types as bytes
     call          a call, its reply, and what a handler is called with
     client, client_request, client_asking, coordinator_messages, transaction
                   for initiators
+    context, context_headers, interceptors, asgi
+                  which transaction the running code belongs to, and how that travels
     errors        the tree of errors
 
 Names are loaded when they are first used: a program that only starts transactions never loads SQLAlchemy.
@@ -24,9 +29,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from participant_sdk.asgi import XidMiddleware
     from participant_sdk.call import Call
     from participant_sdk.client import AsyncTricordClient, TricordClient
     from participant_sdk.client_request import Wait, branch
+    from participant_sdk.context import (
+        ContextThreadPoolExecutor,
+        bound,
+        current_branch_id,
+        current_xid,
+        in_context,
+    )
+    from participant_sdk.context_headers import outgoing_headers
     from participant_sdk.errors import (
         ConfigurationError,
         IdempotencyKeyReused,
@@ -39,15 +53,24 @@ if TYPE_CHECKING:
         TricordError,
         UnknownParticipant,
     )
-    from participant_sdk.fence_log import metadata
+    from participant_sdk.fence_tables import FenceTables, metadata
+    from participant_sdk.interceptors import (
+        AsyncXidServerInterceptor,
+        XidClientInterceptor,
+        XidServerInterceptor,
+        async_xid_client_interceptors,
+    )
     from participant_sdk.participant import Participant
     from participant_sdk.payload import Payload, PayloadError
     from participant_sdk.transaction import Branch, BranchRefusal, BranchState, Transaction, TransactionState
 
 _HOMES = {
+    "asgi": ("XidMiddleware",),
     "call": ("Call",),
     "client": ("AsyncTricordClient", "TricordClient"),
     "client_request": ("Wait", "branch"),
+    "context": ("ContextThreadPoolExecutor", "bound", "current_branch_id", "current_xid", "in_context"),
+    "context_headers": ("outgoing_headers",),
     "errors": (
         "ConfigurationError",
         "IdempotencyKeyReused",
@@ -60,7 +83,13 @@ _HOMES = {
         "TricordError",
         "UnknownParticipant",
     ),
-    "fence_log": ("metadata",),
+    "fence_tables": ("FenceTables", "metadata"),
+    "interceptors": (
+        "AsyncXidServerInterceptor",
+        "XidClientInterceptor",
+        "XidServerInterceptor",
+        "async_xid_client_interceptors",
+    ),
     "participant": ("Participant",),
     "payload": ("Payload", "PayloadError"),
     "transaction": ("Branch", "BranchRefusal", "BranchState", "Transaction", "TransactionState"),
@@ -69,11 +98,14 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AsyncTricordClient",
+    "AsyncXidServerInterceptor",
     "Branch",
     "BranchRefusal",
     "BranchState",
     "Call",
     "ConfigurationError",
+    "ContextThreadPoolExecutor",
+    "FenceTables",
     "IdempotencyKeyReused",
     "InvalidRequest",
     "OutcomeUnknown",
@@ -90,8 +122,17 @@ __all__ = [
     "TricordError",
     "UnknownParticipant",
     "Wait",
+    "XidClientInterceptor",
+    "XidMiddleware",
+    "XidServerInterceptor",
+    "async_xid_client_interceptors",
+    "bound",
     "branch",
+    "current_branch_id",
+    "current_xid",
+    "in_context",
     "metadata",
+    "outgoing_headers",
 ]
 
 

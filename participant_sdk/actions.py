@@ -15,19 +15,17 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
+from participant_sdk.annotations import annotations_of, second_argument, signature_of, type_name
 from participant_sdk.call import Call
 from participant_sdk.errors import ConfigurationError
+from participant_sdk.handler import Handler
 from participant_sdk.payload import Codec, Payload, PayloadError, UnsupportedType, codec_for, decode_untyped
-
-if sys.version_info >= (3, 14):
-    import annotationlib
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,14 +43,15 @@ def check_name(kind: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A complete, checked action."""
+    """A complete, checked action. `lease_ms`: of the intent of an external Try; None: not external."""
 
     name: str
-    try_handler: Callable[..., Any]
-    confirm_handler: Callable[..., Any]
-    cancel_handler: Callable[..., Any]
+    try_handler: Handler
+    confirm_handler: Handler
+    cancel_handler: Handler
     payload: Codec
     result: Codec | None
+    lease_ms: int | None
 
     def decode_payload(self, payload: Payload) -> Any:
         """What the handlers get as `call.payload`; raises PayloadError."""
@@ -71,8 +70,11 @@ Actions: TypeAlias = Mapping[str, Action]
 class ActionDefinition(Generic[P, R]):
     """A Try handler with the decorators that add its Confirm and Cancel. Calling it calls the Try function."""
 
-    def __init__(self, name: str, try_handler: Callable[P, R], *, asynchronous: bool) -> None:
+    def __init__(
+        self, name: str, try_handler: Callable[P, R], *, asynchronous: bool, lease_ms: int | None = None
+    ) -> None:
         self.name = check_name("action", name)
+        self._lease_ms = lease_ms
         self._asynchronous = asynchronous
         self._handlers: dict[str, Callable[..., Any]] = {}
         self.__wrapped__ = try_handler
@@ -105,32 +107,38 @@ class ActionDefinition(Generic[P, R]):
                 raise ConfigurationError(
                     f"action {self.name!r} has no {phase} handler: add one with @{self._try_name()}.{phase.lower()}"
                 )
-        annotations = {phase: _annotations(handler) for phase, handler in self._handlers.items()}
+        annotations = {phase: annotations_of(handler) for phase, handler in self._handlers.items()}
         kind = self._payload_type("Try", annotations["Try"][0])
         if kind is None:
             raise ConfigurationError(
-                f"action {self.name!r}: annotate the first parameter of its Try handler as Call[...] with the type "
-                "of the payload: a dataclass, a protobuf message class, dict or bytes"
+                f"action {self.name!r}: annotate the first parameter of its Try handler as Call[...] with the type of "
+                "the payload: a dataclass, a pydantic model, a msgspec Struct, a protobuf message class, dict or bytes"
             )
         for phase in ("Confirm", "Cancel"):
             other = self._payload_type(phase, annotations[phase][0])
             if other is not None and other != kind:
                 raise ConfigurationError(
-                    f"action {self.name!r}: its {phase} handler takes Call[{_type_name(other)}], its Try handler "
-                    f"Call[{_type_name(kind)}]; the payload is the same in every phase"
+                    f"action {self.name!r}: its {phase} handler takes Call[{type_name(other)}], its Try handler "
+                    f"Call[{type_name(kind)}]; the payload is the same in every phase"
                 )
         try:
             payload = codec_for(kind)
         except UnsupportedType as error:
             raise ConfigurationError(f"action {self.name!r}: its payload type {error}") from None
+        handlers = {phase: self._handler(phase, handler) for phase, handler in self._handlers.items()}
         return Action(
             name=self.name,
-            try_handler=self._handlers["Try"],
-            confirm_handler=self._handlers["Confirm"],
-            cancel_handler=self._handlers["Cancel"],
+            try_handler=handlers["Try"],
+            confirm_handler=handlers["Confirm"],
+            cancel_handler=handlers["Cancel"],
             payload=payload,
             result=self._result_codec(annotations["Try"][1]),
+            lease_ms=self._lease_ms,
         )
+
+    def _handler(self, phase: str, handler: Callable[..., Any]) -> Handler:
+        who = f"the {phase} handler of action {self.name!r}"
+        return Handler(handler, second_argument(who, handler, asynchronous=self._asynchronous))
 
     def _try_name(self) -> str:
         return getattr(self.__wrapped__, "__name__", "action")
@@ -142,7 +150,7 @@ class ActionDefinition(Generic[P, R]):
         if typing.get_origin(annotation) is not Call or isinstance(typing.get_args(annotation)[0], TypeVar):
             raise ConfigurationError(
                 f"action {self.name!r}: the first parameter of its {phase} handler is annotated "
-                f"{_type_name(annotation)}, not Call[...] with the type of the payload"
+                f"{type_name(annotation)}, not Call[...] with the type of the payload"
             )
         return typing.get_args(annotation)[0]
 
@@ -172,59 +180,9 @@ def _check_shape(who: str, handler: Callable[..., Any], asynchronous: bool) -> N
         wanted, engine = ("async def", "AsyncEngine") if asynchronous else ("def", "Engine")
         raise ConfigurationError(f"{who} must be a plain `{wanted}` function, because the participant has an {engine}")
     try:
-        _signature(handler).bind(object(), object())
+        signature_of(handler).bind(object(), object())
     except TypeError as error:
         raise ConfigurationError(f"{who} must take two parameters, (call, db): {error}") from None
-
-
-def _annotations(handler: Callable[..., Any]) -> tuple[Any, Any]:
-    """The annotations of the first parameter and of the result, each None if there is none or it cannot be read.
-
-    Each is looked up by itself: `Connection` may well be imported for type checkers only.
-    """
-    function = inspect.unwrap(handler)
-    function = getattr(function, "__func__", function)
-    namespace = getattr(function, "__globals__", {})
-    first = next(iter(_signature(handler).parameters.values()))
-    hints = _raw_annotations(function)
-
-    def look_up(name: str) -> Any:
-        annotation = hints.get(name)
-        if not isinstance(annotation, str):
-            return annotation
-        try:
-            return eval(annotation, namespace)
-        except Exception as error:
-            if name == "return":
-                return None
-            raise ConfigurationError(
-                f"the annotation {annotation!r} of {getattr(function, '__qualname__', function)} cannot be looked up "
-                f"({error}); the payload type must be a global of its module"
-            ) from None
-
-    return look_up(first.name), look_up("return")
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    if sys.version_info >= (3, 14):  # where annotations are evaluated only when asked for
-        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
-    return inspect.signature(function)
-
-
-def _raw_annotations(function: Any) -> dict[str, Any]:
-    if sys.version_info >= (3, 14):
-        found = annotationlib.get_annotations(function, format=annotationlib.Format.FORWARDREF)
-        return {name: _text_of(annotation) for name, annotation in found.items()}
-    return inspect.get_annotations(function)
-
-
-def _text_of(annotation: Any) -> Any:
-    """A forward reference as the text that it stands for."""
-    return annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
-
-
-def _type_name(kind: Any) -> str:
-    return getattr(kind, "__name__", None) or str(kind)
 
 
 __all__ = ["Action", "ActionDefinition", "Actions", "PayloadError", "check_name", "complete_actions"]

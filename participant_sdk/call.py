@@ -1,6 +1,6 @@
 """A call on its way through the SDK: what arrives, what the handler sees, what is answered.
 
-Plain immutable values. Protobuf stops at `service`, SQL at `fence_log`; between them only these travel, so the
+Plain immutable values. Protobuf stops at `service`, SQL in `databases`; between them only these travel, so the
 fence's steps, the lanes and the handlers can be read and tested without either.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, unique
 from typing import Any, Final, Generic, TypeVar
@@ -77,6 +78,7 @@ class IncomingCall:
     attempt: int
     expires_at: float
     fingerprint: bytes
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -111,7 +113,8 @@ class Call(Generic[T]):
 
     `payload` is the initiator's, decoded into T. In Confirm and Cancel `result` is what Try returned (decoded into
     the Try handler's return annotation if it has one), else None. `xid` and `branch_id` together name the branch
-    for ever: good keys for what the handler stores. The defaults are for calling a handler from a unit test.
+    for ever: good keys for what the handler stores. `metadata` is what the initiator sent along (a tenant, a trace),
+    the same in every phase. The defaults are for calling a handler from a unit test.
     """
 
     payload: T
@@ -121,6 +124,7 @@ class Call(Generic[T]):
     action: str = ""
     attempt: int = 1
     result: Any = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
     expires_at: float = field(default=float("inf"), repr=False)
 
     @property

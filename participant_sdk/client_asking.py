@@ -1,21 +1,37 @@
-"""How the client asks: what it sends, when it asks again, what it returns or raises. Written once, for both clients.
+"""How the coordinator is asked: what is sent, when it is asked again, what is returned or raised.
 
-A generator of steps that the clients carry out. The one thing that must never go wrong here: once a request may have
-reached the coordinator, the transaction may exist and be confirmed, and then only its outcome is a definite answer.
+Written once, for grpc and grpc.aio, and for initiators and participants.
+
+Generators of steps that `client_connection` carries out. The one thing that must never go wrong here: once a request
+may have reached the coordinator, the transaction may exist and be confirmed, and then only its outcome is a definite
+answer.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from participant_sdk.client_request import BranchRequest, Wait, new_key, request_of
-from participant_sdk.coordinator_messages import Failure, error_of, read_transaction
-from participant_sdk.errors import ConfigurationError, InvalidRequest, OutcomeUnknown, TransactionCancelled
-from participant_sdk.transaction import Transaction, TransactionState
+from participant_sdk.coordinator_messages import (
+    Failure,
+    error_of,
+    look_up_request,
+    read_looked_up,
+    read_transaction,
+)
+from participant_sdk.errors import (
+    ConfigurationError,
+    InvalidRequest,
+    OutcomeUnknown,
+    TransactionCancelled,
+    TransactionNotFound,
+    TricordError,
+)
+from participant_sdk.transaction import LookedUp, Transaction, TransactionState
 from tricord.v1 import coordinator_pb2
 
 TIMEOUT_ASSUMED_SECONDS: Final = 30.0
@@ -31,7 +47,7 @@ CLOSED: Final = "the client is closed"
 class Ask:
     """Send `request` and wait up to `seconds`; gives the response, a Failure, or Closed."""
 
-    request: coordinator_pb2.ExecuteRequest | coordinator_pb2.GetRequest
+    request: coordinator_pb2.ExecuteRequest | coordinator_pb2.GetRequest | coordinator_pb2.LookUpRequest
     seconds: float
 
 
@@ -47,11 +63,13 @@ class Closed:
     """Nothing was sent: the client is closed."""
 
 
-Answer: TypeAlias = coordinator_pb2.ExecuteResponse | coordinator_pb2.GetResponse | Failure | Closed | None
-Asking: TypeAlias = Generator[Ask | Pause, Answer, Transaction]
+T = TypeVar("T")
+Response: TypeAlias = coordinator_pb2.ExecuteResponse | coordinator_pb2.GetResponse | coordinator_pb2.LookUpResponse
+Answer: TypeAlias = Response | Failure | Closed | None
+Asking: TypeAlias = Generator[Ask | Pause, Answer, T]
 
 
-def executing(request: coordinator_pb2.ExecuteRequest, wait: Wait, patience: float) -> Asking:
+def executing(request: coordinator_pb2.ExecuteRequest, wait: Wait, patience: float) -> Asking[Transaction]:
     """Ask until the transaction has the state that is waited for; returns it confirmed, or raises.
 
     `patience` is in seconds. Raises TransactionCancelled, OutcomeUnknown, or what `error_of` says.
@@ -97,7 +115,7 @@ def _outcome_unknown(key: str, why: str, seen: Transaction | None) -> OutcomeUnk
 def _is_outcome(transaction: Transaction, wait: Wait) -> bool:
     if wait is Wait.DECIDED and transaction.state in (TransactionState.CONFIRMING, TransactionState.CANCELLING):
         return True
-    return transaction.state in (TransactionState.CONFIRMED, TransactionState.CANCELLED)
+    return transaction.state.finished
 
 
 def _confirmed(transaction: Transaction) -> Transaction:
@@ -106,7 +124,7 @@ def _confirmed(transaction: Transaction) -> Transaction:
     return transaction
 
 
-def getting(request: coordinator_pb2.GetRequest, patience: float) -> Asking:
+def getting(request: coordinator_pb2.GetRequest, patience: float) -> Asking[Transaction]:
     """Read a transaction, asking again while the coordinator cannot be reached."""
     gives_up_at = time.monotonic() + patience
     tries = 0
@@ -114,16 +132,40 @@ def getting(request: coordinator_pb2.GetRequest, patience: float) -> Asking:
         answer = yield Ask(request, max(0.1, gives_up_at - time.monotonic()))
         if isinstance(answer, coordinator_pb2.GetResponse):
             return read_transaction(answer.transaction)
-        if isinstance(answer, Closed):
-            raise ConfigurationError(CLOSED)
-        if isinstance(answer, Failure):
-            if not answer.retryable:
-                raise error_of(answer)
-            if time.monotonic() >= gives_up_at:
-                raise OutcomeUnknown(f"the coordinator cannot be asked: {answer}", request.idempotency_key)
+        error = _unanswered(answer, request.idempotency_key)
+        if not error.retryable or time.monotonic() >= gives_up_at:
+            raise error
         tries += 1
         longest = min(PAUSE_MAX_SECONDS, PAUSE_FIRST_SECONDS * 2 ** min(tries, 10))
         yield Pause(min(random.uniform(0, longest), max(0.0, gives_up_at - time.monotonic())))
+
+
+def looking_up(xids: Sequence[str], seconds: float) -> Asking[LookedUp]:
+    """See `CoordinatorLookup.look_up`."""
+    answer = yield Ask(look_up_request(xids), seconds)
+    if isinstance(answer, coordinator_pb2.LookUpResponse):
+        return read_looked_up(answer)
+    raise _unanswered(answer)
+
+
+def fetching(xid: str, seconds: float) -> Asking[Transaction | None]:
+    """See `CoordinatorLookup.fetch`."""
+    answer = yield Ask(_get_request(xid, None), seconds)
+    if isinstance(answer, coordinator_pb2.GetResponse):
+        return read_transaction(answer.transaction)
+    error = _unanswered(answer)
+    if isinstance(error, TransactionNotFound):
+        return None
+    raise error
+
+
+def _unanswered(answer: Answer, key: str = "") -> TricordError:
+    """The error for a question that got no answer; only what asking again may change is retryable."""
+    if isinstance(answer, Closed):
+        return ConfigurationError(CLOSED)
+    if isinstance(answer, Failure) and not answer.retryable:
+        return error_of(answer)
+    return OutcomeUnknown(f"the coordinator cannot be asked: {answer}", key)
 
 
 def start_execute(
@@ -132,21 +174,26 @@ def start_execute(
     timeout: float | None,
     wait: Wait,
     patience: float | None,
-) -> Asking:
+    metadata: Mapping[str, str] | None,
+) -> Asking[Transaction]:
     """See `TricordClient.execute`."""
-    request = request_of(branches, new_key() if idempotency_key is None else idempotency_key, timeout, wait)
+    request = request_of(branches, new_key() if idempotency_key is None else idempotency_key, timeout, wait, metadata)
     if patience is None:
         patience = (TIMEOUT_ASSUMED_SECONDS if timeout is None else max(timeout, 0)) + PATIENCE_BEYOND_SECONDS
     return executing(request, wait, patience)
 
 
-def start_get(xid: str | None, idempotency_key: str | None, patience: float) -> Asking:
+def start_get(xid: str | None, idempotency_key: str | None, patience: float) -> Asking[Transaction]:
     """See `TricordClient.get`."""
     if (xid is None) == (idempotency_key is None):
         raise InvalidRequest("name either the xid or the idempotency_key")
+    return getting(_get_request(xid, idempotency_key), patience)
+
+
+def _get_request(xid: str | None, idempotency_key: str | None) -> coordinator_pb2.GetRequest:
     try:
         if xid is not None:
-            return getting(coordinator_pb2.GetRequest(xid=xid), patience)
-        return getting(coordinator_pb2.GetRequest(idempotency_key=idempotency_key or ""), patience)
+            return coordinator_pb2.GetRequest(xid=xid)
+        return coordinator_pb2.GetRequest(idempotency_key=idempotency_key or "")
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"the xid or idempotency_key cannot be sent: {error}") from None

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, unique
 from typing import Final
 
 from participant_sdk.coordinator_messages import write_payload
-from participant_sdk.errors import InvalidRequest
+from participant_sdk.errors import InvalidRequest, printable
+from participant_sdk.initiator_metadata import metadata_faults
 from participant_sdk.payload import Payload, encode
 from tricord.v1 import coordinator_pb2
 
@@ -41,9 +43,9 @@ class BranchRequest:
 
 
 def branch(participant: str, action: str, payload: object) -> BranchRequest:
-    """A branch of a transaction: `action` of `participant` with a dataclass, protobuf message, dict or bytes.
+    """A branch of a transaction: `action` of `participant` with a payload of any type that it may annotate.
 
-    Raises InvalidRequest if the payload is none of those or cannot be encoded.
+    Raises InvalidRequest if the payload is of another type or cannot be encoded.
     """
     try:
         return BranchRequest(participant, action, encode(payload))
@@ -62,7 +64,11 @@ def new_key() -> str:
 
 
 def request_of(
-    branches: tuple[BranchRequest, ...], key: str, timeout: float | None, wait: Wait
+    branches: tuple[BranchRequest, ...],
+    key: str,
+    timeout: float | None,
+    wait: Wait,
+    metadata: Mapping[str, str] | None = None,
 ) -> coordinator_pb2.ExecuteRequest:
     """The message of a request; raises InvalidRequest."""
     if not key:
@@ -82,6 +88,11 @@ def request_of(
         except (TypeError, ValueError) as error:
             text = f"branch {each.participant!r}/{each.action!r} cannot be sent: {error}"
             raise InvalidRequest(text, {f"branches[{position}]": str(error)}) from None
+    if metadata is not None:
+        if faults := metadata_faults(metadata):
+            text = "; ".join(f"{field}: {fault}" for field, fault in faults.items())
+            raise InvalidRequest(f"the metadata cannot be sent: {printable(text)}", faults)
+        request.metadata.update(metadata)
     if timeout is not None:
         request.timeout.FromNanoseconds(round(timeout * 1e9))
     return request

@@ -7,7 +7,7 @@ network's or a restart's doing is retryable, a definite answer is not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2, status_pb2
 
+from participant_sdk.context import XID_FORM, is_xid
 from participant_sdk.errors import (
     ConfigurationError,
     IdempotencyKeyReused,
@@ -28,8 +29,10 @@ from participant_sdk.errors import (
     printable,
 )
 from participant_sdk.payload import Payload
-from participant_sdk.transaction import Branch, BranchRefusal, BranchState, Transaction, TransactionState
-from tricord.v1 import types_pb2
+from participant_sdk.transaction import Branch, BranchRefusal, BranchState, LookedUp, Transaction, TransactionState
+from tricord.v1 import coordinator_pb2, types_pb2
+
+LOOK_UP_XIDS_MAX: Final = 1_000
 
 _RETRYABLE: Final = frozenset(
     {
@@ -121,7 +124,8 @@ def error_of(failure: Failure) -> TricordError:
     if failure.reason == "TRANSACTION_NOT_FOUND" or failure.code is grpc.StatusCode.NOT_FOUND:
         return TransactionNotFound(failure.message)
     if failure.code is grpc.StatusCode.UNIMPLEMENTED:
-        return ConfigurationError(f"what answers at this endpoint is not a Tricord coordinator: {failure.message}")
+        text = f"what answers at this endpoint is not a Tricord coordinator, or an older one: {failure.message}"
+        return ConfigurationError(text)
     invalid = failure.reason == "INVALID_REQUEST" or failure.code is grpc.StatusCode.INVALID_ARGUMENT
     if invalid or failure.request_too_large:
         return InvalidRequest(failure.message, dict(failure.fields), failure.reason or None)
@@ -152,7 +156,32 @@ def read_transaction(message: types_pb2.Transaction) -> Transaction:
         cancel_reason=message.cancel_reason,
         created_at=_read_time(message.create_time) if message.HasField("create_time") else None,
         decided_at=_read_time(message.decide_time) if message.HasField("decide_time") else None,
+        metadata=dict(message.metadata),
     )
+
+
+def look_up_request(xids: Sequence[str]) -> coordinator_pb2.LookUpRequest:
+    """The message of a look-up. Raises InvalidRequest.
+
+    Only the one form of an xid is taken, as the answer names each in that form: in another, it would seem absent.
+    """
+    if not 0 < len(xids) <= LOOK_UP_XIDS_MAX:
+        text = f"has {len(xids)} xids; 1 to {LOOK_UP_XIDS_MAX} are needed"
+        raise InvalidRequest(f"xids: {text}", {"xids": text})
+    wrong = {f"xids[{n}]": f"is not {XID_FORM}" for n, xid in enumerate(xids) if not _names_one(xid)}
+    if wrong:
+        raise InvalidRequest(f"{len(wrong)} of {len(xids)} xids are not {XID_FORM}", wrong)
+    return coordinator_pb2.LookUpRequest(xids=xids)
+
+
+def _names_one(xid: object) -> bool:
+    return isinstance(xid, str) and is_xid(xid)
+
+
+def read_looked_up(message: coordinator_pb2.LookUpResponse) -> LookedUp:
+    """The value of a look-up's answer."""
+    states = {each.xid: _TRANSACTION_STATES.get(each.state, TransactionState.UNKNOWN) for each in message.transactions}
+    return LookedUp(states, message.store_id, message.incarnation)
 
 
 _TRANSACTION_STATES: Final[dict[int, TransactionState]] = {

@@ -15,16 +15,16 @@ from contextlib import asynccontextmanager, contextmanager
 from secrets import token_hex
 from typing import TYPE_CHECKING, cast
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from participant_sdk import prepare
 from participant_sdk.actions import Actions
 from participant_sdk.call import IncomingCall, Outcome, Reply
-from participant_sdk.databases import Database, wait_ms
+from participant_sdk.databases import Database
+from participant_sdk.databases.database import wait_ms
 from participant_sdk.fence import Phase
-from participant_sdk.fence_log import insert_for
+from participant_sdk.fence_tables import FenceTables
+from participant_sdk.handler import LocalTransactionMisused, guard_handlers
 from participant_sdk.local_transaction import Fence, after_error, steps_of
-from participant_sdk.steps import CallFailed, LocalTransactionMisused, guard_handlers, run, run_async
+from participant_sdk.steps import CallFailed, run, run_async
 from participant_sdk.turns import TaskTurn, ThreadTurn
 
 if TYPE_CHECKING:
@@ -40,31 +40,33 @@ _WAITED = "another call was writing to the database all the time that this one c
 class SyncEngineFence:
     """The fence on an Engine, for `def` handlers. Any thread may call `execute`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, tables: FenceTables, retention_ms: int) -> None:
         self._engine = engine.execution_options()
+        self._tables = tables
+        self._retention_ms = retention_ms
         guard_handlers(self._engine)
         self._turn = ThreadTurn()
 
     def prepare(self, actions: Actions, connections_needed: int) -> Fence:
         """Create the tables, prove the engine's transactions; raises ConfigurationError."""
-        database = prepare.check_engine(self._engine, connections_needed)
-        with prepare.errors_told(), self._engine.connect() as first, self._engine.connect() as second:
+        database = prepare.check_engine(self._engine, self._tables, connections_needed)
+        with prepare.errors_told(self._engine), self._engine.connect() as first, self._engine.connect() as second:
             prepare.check_apart(first, second)
-            fence_id = prepare.make_tables(first)
+            database.fence_id = prepare.make_tables(first, self._tables)
             xid, failure = token_hex(16), None
             try:
                 run(prepare.probe(database, xid), first)
-            except SQLAlchemyError as error:
+            except Exception as error:
                 failure = error
-            first.rollback()
-            prepare.check_rolled_back(second, xid, failure)
-        return Fence(database, insert_for(database.name), fence_id, actions)
+            prepare.undo(first)
+            prepare.check_rolled_back(second, self._tables, xid, failure)
+        return Fence(database, database.fence_id, actions, self._retention_ms)
 
     def execute(self, call: IncomingCall, fence: Fence) -> Reply:
         """Run one call to its reply. Never raises for what the call or its handler does."""
         if call.phase is Phase.TRY and call.seconds_left() <= 0:
             return Reply.unknown(_TOO_LATE)
-        runs = 0
+        runs, began_at = 0, time.monotonic()
         while True:
             runs += 1
             try:
@@ -76,7 +78,7 @@ class SyncEngineFence:
                             connection.invalidate()  # SQLAlchemy takes its transaction for ended: close it to roll back
                         raise
             except Exception as error:
-                next_step = after_error(call, error, runs, fence.database)
+                next_step = after_error(call, error, runs, time.monotonic() - began_at, fence.database)
                 if isinstance(next_step, Reply):
                     return _logged(call, next_step, error)
             time.sleep(next_step)
@@ -98,34 +100,36 @@ class SyncEngineFence:
 class AsyncEngineFence:
     """The fence on an AsyncEngine, for `async def` handlers. Used from one event loop."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, tables: FenceTables, retention_ms: int) -> None:
         self._engine = engine.execution_options()
+        self._tables = tables
+        self._retention_ms = retention_ms
         guard_handlers(self._engine.sync_engine)
         self._turn = TaskTurn()
 
     async def prepare(self, actions: Actions, connections_needed: int) -> Fence:
         """Create the tables, prove the engine's transactions; raises ConfigurationError."""
-        database = prepare.check_engine(self._engine.sync_engine, connections_needed)
-        with prepare.errors_told():
+        database = prepare.check_engine(self._engine.sync_engine, self._tables, connections_needed)
+        with prepare.errors_told(self._engine.sync_engine):
             async with self._engine.connect() as first, self._engine.connect() as second:
                 prepare.check_apart(
                     cast("Connection", first.sync_connection), cast("Connection", second.sync_connection)
                 )
-                fence_id = await first.run_sync(prepare.make_tables)
+                database.fence_id = await first.run_sync(prepare.make_tables, self._tables)
                 xid, failure = token_hex(16), None
                 try:
                     await run_async(prepare.probe(database, xid), first)
-                except SQLAlchemyError as error:
+                except Exception as error:
                     failure = error
-                await first.rollback()
-                await second.run_sync(prepare.check_rolled_back, xid, failure)
-        return Fence(database, insert_for(database.name), fence_id, actions)
+                await first.run_sync(prepare.undo)
+                await second.run_sync(prepare.check_rolled_back, self._tables, xid, failure)
+        return Fence(database, database.fence_id, actions, self._retention_ms)
 
     async def execute(self, call: IncomingCall, fence: Fence) -> Reply:
         """Run one call to its reply. Never raises for what the call or its handler does."""
         if call.phase is Phase.TRY and call.seconds_left() <= 0:
             return Reply.unknown(_TOO_LATE)
-        runs = 0
+        runs, began_at = 0, time.monotonic()
         while True:
             runs += 1
             try:
@@ -137,7 +141,7 @@ class AsyncEngineFence:
                             await connection.invalidate()
                         raise
             except Exception as error:
-                next_step = after_error(call, error, runs, fence.database)
+                next_step = after_error(call, error, runs, time.monotonic() - began_at, fence.database)
                 if isinstance(next_step, Reply):
                     return _logged(call, next_step, error)
             await asyncio.sleep(next_step)

@@ -35,6 +35,16 @@ class Status(IntEnum):
 
 
 @unique
+class Progress(Enum):
+    """How far the call that gave the row its status has come."""
+
+    FINISHED = "its last statement is in the row"
+    UNFINISHED = "its handler committed by itself, and what came after that is lost"
+    LEASED = "an external Try runs, or has stopped less than its lease ago"
+    LAPSED = "an external Try did not end within its lease, or ended without knowing its outcome"
+
+
+@unique
 class Verdict(Enum):
     """What to do with a call."""
 
@@ -52,6 +62,9 @@ class Verdict(Enum):
     CANCEL_AFTER_CONFIRM = "violation: Cancel of a branch that was confirmed"
     OTHER_CALL = "violation: the branch was tried with another action or payload"
     HALF_DONE = "violation: its handler committed by itself, and what came after that is lost"
+    RUN_TRY_AGAIN = "take the external Try over and run its handler again"
+    TRY_RUNS = "unknown: the external Try of this branch may still be running"
+    CONFIRM_UNTRIED = "violation: Confirm of a branch whose external Try has not ended well"
 
     @property
     def is_violation(self) -> bool:
@@ -67,6 +80,7 @@ VIOLATIONS: Final = frozenset(
         Verdict.CANCEL_AFTER_CONFIRM,
         Verdict.OTHER_CALL,
         Verdict.HALF_DONE,
+        Verdict.CONFIRM_UNTRIED,
     }
 )
 
@@ -102,11 +116,28 @@ That is never answered "done". A half done Try can still be cancelled; any more 
 """
 
 
-def decide(phase: Phase, status: Status | None, same_fingerprint: bool, finished: bool = True) -> Verdict:
+EXTERNAL: Final[dict[tuple[Phase, Progress], Verdict]] = {
+    (Phase.TRY, Progress.LEASED): Verdict.TRY_RUNS,
+    (Phase.TRY, Progress.LAPSED): Verdict.RUN_TRY_AGAIN,
+    (Phase.CONFIRM, Progress.LEASED): Verdict.CONFIRM_UNTRIED,
+    (Phase.CONFIRM, Progress.LAPSED): Verdict.CONFIRM_UNTRIED,
+    (Phase.CANCEL, Progress.LEASED): Verdict.TRY_RUNS,
+    (Phase.CANCEL, Progress.LAPSED): Verdict.RUN_CANCEL,
+}
+"""The cells of a row that is the intent of an external Try (rule C4): TRIED is committed before its handler runs.
+
+Its effect lies outside the database, so only its lease keeps Cancel from running beside it, and only its end, stored
+in exactly this intent, makes it tried.
+"""
+
+
+def decide(phase: Phase, status: Status | None, same_call: bool, progress: Progress = Progress.FINISHED) -> Verdict:
     """The verdict on a call. `status` is None if the branch has no row; then nothing else matters."""
     if status is None:
         return TABLE[phase, None]
-    if not same_fingerprint:
+    if not same_call:
         return Verdict.OTHER_CALL
+    if progress in (Progress.LEASED, Progress.LAPSED):
+        return EXTERNAL[phase, progress]
     whole = TABLE[phase, status]
-    return whole if finished else UNFINISHED.get((phase, status), whole)
+    return whole if progress is Progress.FINISHED else UNFINISHED.get((phase, status), whole)

@@ -2,19 +2,19 @@
 
 A decoder is built once per type and then only applied. What is not exactly as annotated is an error that names the
 path (`lines[2].amount`): unknown field, missing field, wrong type, NaN, a name given twice. Decimal, UUID, dates
-and times travel as strings, enums by value, bytes as base64.
+and times travel as strings, enums by value, bytes as base64. A pydantic model or msgspec Struct, wherever it stands
+in a dataclass, list, dict or union, is read and written by its own library.
 """
 
 from __future__ import annotations
 
 import base64
 import dataclasses
-import json
 import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
 from enum import Enum
@@ -23,78 +23,14 @@ from typing import Any, Union
 from uuid import UUID
 
 from participant_sdk.errors import printable
+from participant_sdk.json_text import ENVIRONMENT, NAME_LENGTH_MAX, PayloadError, member_path, rejected
+from participant_sdk.payload_libraries import library_of
 
 Decoder = Callable[[Any, str], Any]
 
 
-class PayloadError(ValueError):
-    """Bytes that do not hold what the annotation says; `path` names the bad field, "" is the whole."""
-
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(f"{path or 'payload'} {problem}")
-        self.path = path
-        self.problem = problem
-
-
 class UnsupportedType(TypeError):
     """An annotation that the SDK cannot carry."""
-
-
-def parse_json(data: bytes) -> Any:
-    """The value in UTF-8 JSON text; raises PayloadError. Stricter than `json.loads`: no NaN, no name twice."""
-    try:
-        value = json.loads(
-            data.decode(), object_pairs_hook=_no_name_twice, parse_constant=_no_constant, parse_float=_finite_float
-        )
-        if b"\\u" in data:  # only an escape can stand for half a character
-            json.dumps(value, ensure_ascii=False).encode()
-        return value
-    except _Infinite:
-        path = next(_infinite_paths(json.loads(data), ""), "")
-        raise PayloadError(path, "is a number that is too large") from None
-    except PayloadError:
-        raise
-    except RecursionError:
-        raise PayloadError("", "is nested too deeply") from None
-    except UnicodeEncodeError:
-        raise PayloadError("", "holds a lone surrogate, which is not text") from None
-    except ValueError as error:  # not UTF-8, not JSON, or an integer with too many digits
-        raise PayloadError("", f"is not JSON: {printable(str(error), 200)}") from None
-
-
-def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise PayloadError(printable(twice, 100), "is given twice")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise PayloadError("", f"holds {name}, which is not JSON")
-
-
-def _finite_float(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise _Infinite
-    return number
-
-
-class _Infinite(Exception):
-    """There is a number that becomes infinite; where is looked for only then."""
-
-
-def _infinite_paths(value: Any, path: str) -> Iterator[str]:
-    if isinstance(value, float) and not math.isfinite(value):
-        yield path
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from _infinite_paths(item, _member(path, name))
-    elif isinstance(value, list):
-        for position, item in enumerate(value):
-            yield from _infinite_paths(item, f"{path}[{position}]")
 
 
 def jsonable(value: Any, path: str) -> Any:
@@ -107,16 +43,20 @@ def jsonable(value: Any, path: str) -> Any:
         if not math.isfinite(value):
             raise ValueError(f"{path or 'value'} is {value}, which JSON cannot hold")
         return value
+    if (library := library_of(type(value))) is not None:
+        return jsonable(library.plain(value, path), path)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = (field.name for field in dataclasses.fields(value) if field.init)  # the others follow from these
-        return {name: jsonable(getattr(value, name), _member(path, name)) for name in fields}
+        return {name: jsonable(getattr(value, name), member_path(path, name)) for name in fields}
     if isinstance(value, dict):
         if not all(isinstance(name, str) for name in value):
             raise TypeError(f"{path or 'value'} has a key that is not a string")
-        return {name: jsonable(item, _member(path, name)) for name, item in value.items()}
+        return {name: jsonable(item, member_path(path, name)) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [jsonable(item, f"{path}[{position}]") for position, item in enumerate(value)]
+        return [jsonable(item, member_path(path, position)) for position, item in enumerate(value)]
     if isinstance(value, Decimal):
+        if not value.is_finite():
+            raise ValueError(f"{path or 'value'} is {value}, which no reader takes")
         return str(value)
     if isinstance(value, UUID):
         return str(value)
@@ -158,6 +98,8 @@ def _build(kind: Any, building: dict[type, dict[str, Decoder]]) -> Decoder:
         return _mapping(_build(arguments[1] if arguments else Any, building))
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _enum(kind)
+    if (library := library_of(kind)) is not None:
+        return library.decoder(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _dataclass(kind, building)
     raise UnsupportedType(f"{kind!r} cannot be read from JSON")
@@ -172,11 +114,6 @@ def _plain(kind: Any) -> Any:
             kind = typing.get_args(kind)[0]
         else:
             return kind
-
-
-def _member(path: str, name: str) -> str:
-    name = printable(name, 100)
-    return f"{path}.{name}" if path else name
 
 
 def _wrong(path: str, wanted: str, value: Any) -> PayloadError:
@@ -212,7 +149,7 @@ def _text(parse: Callable[[str], Any], wanted: str) -> Decoder:
         try:
             return parse(value)
         except (ValueError, InvalidOperation):
-            raise PayloadError(path, f"is {printable(value, 100)!r}, wanted {wanted}") from None
+            raise PayloadError(path, f"is {printable(value, NAME_LENGTH_MAX)!r}, wanted {wanted}") from None
 
     return decode
 
@@ -276,7 +213,7 @@ def _sequence(item: Decoder, build: Callable[[list[Any]], Any]) -> Decoder:
     def decode(value: Any, path: str) -> Any:
         if type(value) is not list:
             raise _wrong(path, "an array", value)
-        return build([item(entry, f"{path}[{position}]") for position, entry in enumerate(value)])
+        return build([item(entry, member_path(path, position)) for position, entry in enumerate(value)])
 
     return decode
 
@@ -285,7 +222,7 @@ def _mapping(item: Decoder) -> Decoder:
     def decode(value: Any, path: str) -> Any:
         if type(value) is not dict:
             raise _wrong(path, "an object", value)
-        return {name: item(entry, _member(path, name)) for name, entry in value.items()}
+        return {name: item(entry, member_path(path, name)) for name, entry in value.items()}
 
     return decode
 
@@ -334,14 +271,16 @@ def _dataclass(kind: type, building: dict[type, dict[str, Decoder]]) -> Decoder:
         if type(value) is not dict:
             raise _wrong(path, "an object", value)
         if unknown := value.keys() - decoders.keys():
-            raise PayloadError(_member(path, min(unknown)), f"is not a field of {kind.__name__}")
+            raise PayloadError(member_path(path, min(unknown)), f"is not a field of {kind.__name__}")
         for name in required:
             if name not in value:
-                raise PayloadError(_member(path, name), "is missing")
-        found = {name: decoders[name](entry, _member(path, name)) for name, entry in value.items()}
+                raise PayloadError(member_path(path, name), "is missing")
+        found = {name: decoders[name](entry, member_path(path, name)) for name, entry in value.items()}
         try:
             return kind(**found)
-        except Exception as error:  # what __post_init__ checks, however it says so
-            raise PayloadError(path, f"is not a valid {kind.__name__}: {printable(str(error), 200)}") from None
+        except ENVIRONMENT:
+            raise
+        except Exception as error:  # what __post_init__ checks
+            raise rejected(kind, path, error) from None
 
     return decode

@@ -1,4 +1,4 @@
-"""What happens in one call's local transaction, written once for both flavours.
+"""What happens in one call's local transaction, written once for both flavours and for every database.
 
 Order is everything here: fence row first, then the handler inside the SDK's own savepoint, then that savepoint's
 RELEASE or ROLLBACK TO, then what has to be stored, then COMMIT, and only then the answer. The savepoint is the proof
@@ -10,231 +10,179 @@ that the handler ended: a row without it was committed by the handler itself, ha
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Generator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Executable
 from sqlalchemy import exc as sqlalchemy_errors
 
-from participant_sdk import fence_log
-from participant_sdk.actions import Action, Actions
-from participant_sdk.call import Call, IncomingCall, Outcome, Refusal, Reply
-from participant_sdk.databases import REPLY_MARGIN_MS, ROLLBACK_TO, SAVEPOINT, Database
+from participant_sdk import external
+from participant_sdk.actions import Actions
+from participant_sdk.call import IncomingCall, Outcome, Refusal, Reply
+from participant_sdk.databases import Database
+from participant_sdk.databases.database import REPLY_MARGIN_MS
 from participant_sdk.errors import Refused, describe
 from participant_sdk.fence import Phase, Status, Verdict, decide
-from participant_sdk.payload import Payload, PayloadError, encode
-from participant_sdk.steps import Ask, CallFailed, Commit, Fetch, Handle, RunAgain, Script, Step
+from participant_sdk.fence_row import FenceRow, Meeting, storable
+from participant_sdk.handler import Handle
+from participant_sdk.handling import encode_result, find, handler_call, is_transient, run_handler, tell_if_late
+from participant_sdk.payload import PayloadError
+from participant_sdk.steps import CallFailed, RunAgain, Step
 
 Steps = Generator[Step, Any, Reply]
 
 SUSPENDED: Final = Refusal("suspended", "this branch was cancelled before its Try arrived")
 INVALID_PAYLOAD: Final = "invalid_payload"
-_FENCE_ID: Final = "tricord.fence_id"
+TOO_OLD: Final = "too_old"
 
-RESULT_BYTES_MAX: Final = 64 * 1024
-"""What a coordinator stores and hands on."""
-_CONTENT_TYPE: Final = re.compile(r"[ -~]{0,255}")
-
-RUNS_MAX: Final = 4
+RUNS_MAX: Final = 10
+PHASE2_SECONDS_MIN: Final = 1.0
+"""Confirm and Cancel are owed however late they are: so long they run again in any case."""
 RUN_SECONDS_MIN: Final = 2 * REPLY_MARGIN_MS / 1000
 """Less time than that is not worth another run; a wait for a lock that was in vain leaves about half of it."""
-PAUSE_FIRST_SECONDS: Final = 0.02
+PAUSE_FIRST_SECONDS: Final = 0.005
+PAUSE_MAX_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A database with a proven fence, and the actions whose calls it guards."""
+    """A database with a proven fence, the actions whose calls it guards, and for how long it remembers them."""
 
     database: Database
-    insert: Executable
     fence_id: str
     actions: Actions
+    retention_ms: int
 
 
 def steps_of(call: IncomingCall, fence: Fence) -> Steps:
     """One call from BEGIN to COMMIT; returns its reply. An exception out of it means: roll back, outcome unknown."""
-    before = yield from fence.database.begin(call)
     try:
         reply = yield from _steps_begun(call, fence)
     except Exception:
-        yield from _restore(fence.database, before)
+        yield from fence.database.restored()
         raise
-    yield from _restore(fence.database, before)
+    yield from fence.database.restored()
     return reply
 
 
-def _restore(database: Database, before: Any) -> Generator[Step, Any, None]:
-    with suppress(Exception):  # the call has ended: nothing that happens now may change its reply
-        yield from database.restore(before)
-
-
 def _steps_begun(call: IncomingCall, fence: Fence) -> Steps:
-    yield from _check_fence_id(fence.fence_id)
-    row = yield from fence_log.meet(call, fence.insert)
-    verdict = decide(call.phase, row.status, row.holds(call), row.finished) if row else decide(call.phase, None, True)
-    match verdict:
-        case Verdict.RUN_TRY:
-            return (yield from _run_try(call, fence))
-        case Verdict.RUN_CONFIRM:
-            return (yield from _run_phase2(call, fence, Status.COMMITTED, row.result if row else None))
-        case Verdict.RUN_CANCEL:
-            return (yield from _run_phase2(call, fence, Status.ROLLBACKED, row.result if row else None))
-        case Verdict.SUSPEND:
-            yield Commit()
+    meeting: Meeting = yield from fence.database.meet(call)
+    row = meeting.row
+    verdict = decide(call.phase, row.status, row.holds(call), row.progress) if row else decide(call.phase, None, True)
+    match verdict, row:
+        case Verdict.RUN_TRY, None:
+            return (yield from _run_try(call, fence, meeting))
+        case Verdict.RUN_TRY_AGAIN, FenceRow(intent=intent):
+            return (yield from _run_try_again(call, fence, intent))
+        case Verdict.RUN_CONFIRM, FenceRow():
+            return (yield from _run_phase2(call, fence, Status.COMMITTED, row))
+        case Verdict.RUN_CANCEL, FenceRow():
+            return (yield from _run_phase2(call, fence, Status.ROLLBACKED, row))
+        case Verdict.SUSPEND, None:
+            yield from fence.database.commit()
             return Reply(Outcome.DONE)
-        case Verdict.DONE:
+        case Verdict.DONE, _:
             return Reply(Outcome.DONE)
-        case Verdict.REPLAY_RESULT:
-            return Reply(Outcome.DONE, result=row.result if row else None)
-        case Verdict.REPLAY_REFUSAL:
-            return Reply.refused((row.refusal if row else None) or SUSPENDED)
-        case Verdict.REFUSE_SUSPENDED:
+        case Verdict.REPLAY_RESULT, FenceRow(result=result):
+            return Reply(Outcome.DONE, result=result)
+        case Verdict.REPLAY_REFUSAL, FenceRow(refusal=refusal):
+            return Reply.refused(refusal or SUSPENDED)
+        case Verdict.REFUSE_SUSPENDED, _:
             return Reply.refused(SUSPENDED)
+        case Verdict.TRY_RUNS, _:
+            return Reply.unknown(verdict.value)
         case _:
+            if not verdict.is_violation:  # a cell of the table that nothing here can carry out
+                raise CallFailed(f"{verdict.name} does not fit a branch {'with' if row else 'without'} a row")
             return Reply(Outcome.VIOLATION, error=verdict.value)
 
 
-def _check_fence_id(fence_id: str) -> Generator[Step, Any, None]:
-    """Raises CallFailed if this is not the database that the replies will name, asked once per connection.
-
-    The engine may have been led elsewhere since the start (a restored copy, another host behind the name): its
-    answers would be those of another fence, under this one's id.
-    """
-    if (yield Ask(lambda connection: connection.info.get(_FENCE_ID))) == fence_id:
-        return
-    rows = yield Fetch(fence_log.FENCE_ID)
-    found = rows[0].fence_id if rows else None
-    if found != fence_id:
-        raise CallFailed(
-            f"the fence database is not the one it was at the start: its id is {found}, not {fence_id}", attention=True
-        )
-    yield Ask(lambda connection: connection.info.update({_FENCE_ID: fence_id}))
-
-
-def _run_try(call: IncomingCall, fence: Fence) -> Steps:
-    action = _find(call, fence)
+def _run_try(call: IncomingCall, fence: Fence, meeting: Meeting) -> Steps:
+    """A Try that has just inserted its row."""
+    if meeting.now_ms is not None and meeting.now_ms - xid_ms(call.xid) > fence.retention_ms:
+        # What is that old may have been forgotten here, an earlier Cancel included (rule C7). Nothing is stored, and
+        # a repeat is refused again, since it is older still.
+        return Reply.refused(Refusal(TOO_OLD, "its transaction began before what this participant still remembers"))
+    action = find(call, fence.actions)
     try:
         payload = action.decode_payload(call.payload)
     except PayloadError as error:
-        return (yield from _refuse(call, fence_log.storable(INVALID_PAYLOAD, str(error))))
+        refusal = storable(INVALID_PAYLOAD, str(error))
+        yield from fence.database.refuse(call, refusal, handled=False, intent=None)
+        return Reply.refused(refusal)
+    if action.lease_ms is not None:
+        return (yield from external.run_try(call, fence.database, action, handler_call(call, payload, None), None))
     if call.seconds_left() <= 0:
         raise CallFailed("its time was up before its handler could start")
-    yield Script(SAVEPOINT)
+    yield from fence.database.savepoint()
     try:
-        result = yield Handle(action.try_handler, _handler_call(call, payload, None))
+        result = yield Handle(action.try_handler, handler_call(call, payload, None))
     except Refused as refused:
         if is_transient(refused, fence.database):
             raise RunAgain(f"its refusal came of a lost race, which is no reason to refuse: {refused}") from refused
-        yield Script(ROLLBACK_TO)
-        return (yield from _refuse(call, fence_log.storable(refused.reason, refused.message)))
-    stored = _encode_result(action, result)
-    for sql in fence.database.release:
-        yield Script(sql)
-    yield from fence_log.finish(call, Status.TRIED, stored)
-    yield Commit()
+        refusal = storable(refused.reason, refused.message)
+        yield from fence.database.refuse(call, refusal, handled=True, intent=None)
+        tell_if_late(call)
+        return Reply.refused(refusal)
+    stored = encode_result(result)
+    yield from fence.database.finish(call, Status.TRIED, stored, None)
+    tell_if_late(call)
     return Reply(Outcome.DONE, result=stored)
 
 
-def _refuse(call: IncomingCall, refusal: Refusal) -> Steps:
-    yield from fence_log.finish_refused(call, refusal)
-    yield Commit()
-    return Reply.refused(refusal)
+def _run_try_again(call: IncomingCall, fence: Fence, intent: str | None) -> Steps:
+    """An external Try that did not end within its lease. Its effect may be there, so nothing can be refused now."""
+    action = find(call, fence.actions)
+    if action.lease_ms is None:
+        raise CallFailed(
+            f"its Try is not finished, and action {call.action!r} is not external any more", attention=True
+        )
+    try:
+        payload = action.decode_payload(call.payload)
+    except PayloadError as error:
+        raise CallFailed(f"{INVALID_PAYLOAD}: {error}", attention=True) from error
+    return (yield from external.run_try(call, fence.database, action, handler_call(call, payload, None), intent))
 
 
-def _run_phase2(call: IncomingCall, fence: Fence, status: Status, stored: Payload | None) -> Steps:
-    action = _find(call, fence)
+def _run_phase2(call: IncomingCall, fence: Fence, status: Status, row: FenceRow) -> Steps:
+    action = find(call, fence.actions)
     try:
         payload = action.decode_payload(call.payload)
     except PayloadError as error:
         raise CallFailed(f"{INVALID_PAYLOAD}: {error}", attention=True) from error
     try:
-        result = action.decode_result(stored)
+        result = action.decode_result(row.result)
     except PayloadError as error:
         raise CallFailed(f"the stored result of its Try does not decode: {error}", attention=True) from error
-    yield from fence_log.start(call, status)
-    yield Script(SAVEPOINT)
+    yield from fence.database.start(call, row, status)
     handler = action.confirm_handler if call.phase is Phase.CONFIRM else action.cancel_handler
-    try:
-        yield Handle(handler, _handler_call(call, payload, result))
-    except Refused as refused:
-        phase = call.phase.name.capitalize()
-        raise CallFailed(f"{phase} may not refuse, all checks belong in Try: {refused}", attention=True) from refused
-    for sql in fence.database.release:
-        yield Script(sql)
-    yield from fence_log.finish(call, status)
-    yield Commit()
+    yield from run_handler(call, handler, handler_call(call, payload, result))
+    yield from fence.database.finish(call, status, None, None)
+    tell_if_late(call)
     return Reply(Outcome.DONE)
 
 
-def _find(call: IncomingCall, fence: Fence) -> Action:
-    action = fence.actions.get(call.action)
-    if action is None:
-        raise CallFailed(f"participant {call.participant} has no action {call.action!r}", attention=True)
-    return action
+def xid_ms(xid: str) -> int:
+    """When the transaction began, in ms since 1970: an xid is a UUIDv7, which starts with it."""
+    return int(xid[:12], 16)
 
 
-def _handler_call(call: IncomingCall, payload: Any, result: Any) -> Call[Any]:
-    return Call(
-        payload=payload,
-        xid=call.xid,
-        branch_id=call.branch_id,
-        participant=call.participant,
-        action=call.action,
-        attempt=call.attempt,
-        result=result,
-        expires_at=call.expires_at,
-    )
-
-
-def _encode_result(action: Action, result: Any) -> Payload | None:
-    if result is None:
-        return None
-    try:
-        stored = encode(result)
-    except (TypeError, ValueError) as error:
-        raise CallFailed(
-            f"the result of Try cannot be stored: {error}; return None, a dataclass, protobuf message, dict or bytes",
-            attention=True,
-        ) from error
-    if len(stored.data) > RESULT_BYTES_MAX:
-        text = f"the result of Try has {len(stored.data)} bytes, {RESULT_BYTES_MAX} are allowed: return a key to it"
-        raise CallFailed(text, attention=True)
-    if not _CONTENT_TYPE.fullmatch(stored.content_type):
-        raise CallFailed(f"the content type of Try's result is {stored.content_type!r}", attention=True)
-    return stored
-
-
-def after_error(call: IncomingCall, error: Exception, runs: int, database: Database) -> Reply | float:
+def after_error(call: IncomingCall, error: Exception, runs: int, seconds: float, database: Database) -> Reply | float:
     """What becomes of a call whose local transaction was rolled back: its reply, or a pause in s and another run.
+
+    `runs` and `seconds`: how often, and for how long altogether, it has run.
 
     Lost races and lost connections are run again, COMMIT's own failure included: the insert at the start of the next
     run waits for the lost one and settles what became of it.
     """
     transient = isinstance(error, RunAgain) or is_transient(error, database)
     if transient and runs < RUNS_MAX:
-        pause = random.uniform(0, PAUSE_FIRST_SECONDS * 2**runs)
-        if call.seconds_left() > pause + RUN_SECONDS_MIN:
+        pause = random.uniform(0, min(PAUSE_MAX_SECONDS, PAUSE_FIRST_SECONDS * 2**runs))
+        in_time = call.seconds_left() > pause + RUN_SECONDS_MIN
+        if in_time or (call.phase is not Phase.TRY and seconds < PHASE2_SECONDS_MIN):
             return pause
     if isinstance(error, CallFailed):
         return Reply.unknown(str(error), attention=error.attention)
     if isinstance(error, sqlalchemy_errors.DBAPIError) and error.orig is not None:
         return Reply.unknown(describe(error.orig))  # without the statement and its parameters
     return Reply.unknown(describe(error))
-
-
-def is_transient(error: BaseException | None, database: Database) -> bool:
-    """Whether `error`, or what a handler wrapped in it, only means that the local transaction lost a race."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if isinstance(error, sqlalchemy_errors.TimeoutError):  # no free connection in the pool
-            return True
-        if isinstance(error, sqlalchemy_errors.DBAPIError) and (
-            error.connection_invalidated or database.is_transient(error)
-        ):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

@@ -12,15 +12,24 @@ has a gRPC server of its own. Each has a form for either flavour, and calling th
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from participant_sdk import serve
 from participant_sdk.actions import ActionDefinition, Actions, check_name, complete_actions
 from participant_sdk.engines import AsyncEngineFence, SyncEngineFence
 from participant_sdk.errors import ConfigurationError
+from participant_sdk.fence_tables import DEFAULT, FenceTables
 from participant_sdk.lanes import TaskLanes, ThreadLanes
 from participant_sdk.local_transaction import Fence
 from participant_sdk.serve_attached import AsyncAttached, Attached, unary_trys_of
+from participant_sdk.upkeep import DEFAULT as UPKEEP
+from participant_sdk.upkeep import PurgeReport, Report, ResolveReport, Upkeep
+from participant_sdk.upkeep_hands import TaskHands, ThreadHands
+from participant_sdk.upkeep_loops import TaskUpkeep, ThreadUpkeep
+from participant_sdk.upkeep_purge import purging
+from participant_sdk.upkeep_resolve import Scan, resolving
+from participant_sdk.upkeep_steps import Job, Memory, Moves, finish
 
 if TYPE_CHECKING:
     import grpc
@@ -29,21 +38,29 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+AnyReport = TypeVar("AnyReport", bound=Report)
 
 TRY_WORKERS: Final = 8
 PHASE2_WORKERS: Final = 4
 WAITING_MAX: Final = 1_000
 STREAMS_MAX: Final = 16
 GRACE_SECONDS: Final = 20.0
+LEASE: Final = timedelta(minutes=1)
+LEASE_MAX: Final = timedelta(days=1)
+RETENTION: Final = timedelta(days=7)
+RETENTION_MIN: Final = timedelta(hours=25)
+"""A transaction may take 24 hours; what is younger than it may become must not be refused as too old."""
+RETENTION_MAX: Final = timedelta(days=3650)
 
 
 class Participant:
     """A named service that takes part in transactions.
 
-    `engine` is a SQLAlchemy Engine (handlers are `def` functions) or AsyncEngine (`async def`) on PostgreSQL or
-    SQLite. At most `try_workers` Trys and, apart from them, `phase2_workers` Confirms and Cancels run at a time, each
-    on a connection of its own; at most `waiting_max` calls of either kind are admitted at a time, beyond that they
-    are answered "overloaded". Raises ConfigurationError.
+    `engine` is a SQLAlchemy Engine (handlers are `def` functions) or AsyncEngine (`async def`) on PostgreSQL, MariaDB
+    or SQLite. At most `try_workers` Trys and, apart from them, `phase2_workers` Confirms and Cancels run at a time,
+    each on a connection of its own; at most `waiting_max` calls of either kind are admitted at a time, beyond that they
+    are answered "overloaded". A Try of a transaction that began longer than `retention` ago is refused, because what
+    is older than that may have been purged from the fence (`tables`). Raises ConfigurationError.
     """
 
     def __init__(
@@ -54,6 +71,8 @@ class Participant:
         try_workers: int = TRY_WORKERS,
         phase2_workers: int = PHASE2_WORKERS,
         waiting_max: int = WAITING_MAX,
+        retention: timedelta = RETENTION,
+        tables: FenceTables = DEFAULT,
     ) -> None:
         self.name = check_name("participant", name)
         for setting, value in (
@@ -66,22 +85,38 @@ class Participant:
         self._try_workers = try_workers
         self._phase2_workers = phase2_workers
         self._waiting_max = waiting_max
+        if not RETENTION_MIN <= retention <= RETENTION_MAX:
+            raise ConfigurationError(f"retention is {retention}, but must be {RETENTION_MIN} to {RETENTION_MAX}")
+        self._retention_ms = retention // timedelta(milliseconds=1)
+        self._tables = tables
         self._asynchronous = hasattr(engine, "sync_engine")
         self._engine = engine
         self._engine_fence: SyncEngineFence | AsyncEngineFence | None = None
         self._fence: Fence | None = None
         self._definitions: dict[str, ActionDefinition[Any, Any]] = {}
+        self._upkeep_memory = Memory()
 
-    def action(self, name: str) -> Callable[[Callable[P, R]], ActionDefinition[P, R]]:
+    def action(
+        self, name: str, *, external: bool = False, lease: timedelta = LEASE
+    ) -> Callable[[Callable[P, R]], ActionDefinition[P, R]]:
         """Decorator of a Try handler `(call: Call[T], db)`; its result has the decorators `.confirm` and `.cancel`.
 
-        `name` is what initiators call, 1 to 64 characters of `A-Z a-z 0-9 . _ -`. Raises ConfigurationError.
+        `name` is what initiators call, 1 to 64 characters of `A-Z a-z 0-9 . _ -`. `external`: Try has an effect outside
+        the database; then Cancel reaches it even if Try failed, but waits for `lease`, which must be longer than the
+        handler ever takes. Raises ConfigurationError.
         """
+        if not timedelta(seconds=1) <= lease <= LEASE_MAX:
+            raise ConfigurationError(f"the lease of action {name!r} is {lease}, but must be 1 s to {LEASE_MAX}")
 
         def decorate(try_handler: Callable[P, R]) -> ActionDefinition[P, R]:
             if name in self._definitions:
                 raise ConfigurationError(f"participant {self.name!r} has two actions {name!r}")
-            definition = ActionDefinition(name, try_handler, asynchronous=self._asynchronous)
+            definition = ActionDefinition(
+                name,
+                try_handler,
+                asynchronous=self._asynchronous,
+                lease_ms=lease // timedelta(milliseconds=1) if external else None,
+            )
             self._definitions[name] = definition
             self._fence = None
             return definition
@@ -115,7 +150,11 @@ class Participant:
         lanes = ThreadLanes(
             lambda call: engine_fence.execute(call, fence), self._try_workers, self._phase2_workers, self._waiting_max
         )
-        return Attached(self.name, fence, lanes, server, streams_max)
+
+        def begin_upkeep(coordinator: str, upkeep: Upkeep) -> ThreadUpkeep:
+            return ThreadUpkeep(coordinator, self._job(fence, upkeep), engine_fence, lanes)
+
+        return Attached(self.name, fence, lanes, server, streams_max, begin_upkeep)
 
     async def add_to_server_async(self, server: grpc.aio.Server) -> AsyncAttached:
         """Add the participant to a `grpc.aio.server` that is not started yet; others may be on it, too.
@@ -127,37 +166,119 @@ class Participant:
         lanes = TaskLanes(
             lambda call: engine_fence.execute(call, fence), self._try_workers, self._phase2_workers, self._waiting_max
         )
-        return AsyncAttached(self.name, fence, lanes, server)
 
-    def start(self, listen: str, *, coordinator: str | None = None, advertise: str | None = None) -> serve.Serving:
+        def begin_upkeep(coordinator: str, upkeep: Upkeep) -> TaskUpkeep:
+            return TaskUpkeep(coordinator, self._job(fence, upkeep), engine_fence, lanes)
+
+        return AsyncAttached(self.name, fence, lanes, server, begin_upkeep)
+
+    def start(
+        self,
+        listen: str,
+        *,
+        coordinator: str | None = None,
+        advertise: str | None = None,
+        upkeep: Upkeep | None = UPKEEP,
+    ) -> serve.Serving:
         """Serve on `listen` ("host:port", port 0 chooses one) until the returned handle's `stop`.
 
         With `coordinator` ("host:port") it registers itself there, in the background, as reachable at `advertise`
-        (default: the address it listens on). Raises ConfigurationError.
+        (default: the address it listens on), and keeps its fence in order as `upkeep` says (None: not at all). Raises
+        ConfigurationError.
         """
-        return serve.start(self, listen, coordinator, advertise, STREAMS_MAX)
+        return serve.start(self, listen, coordinator, advertise, upkeep, STREAMS_MAX)
 
     async def start_async(
-        self, listen: str, *, coordinator: str | None = None, advertise: str | None = None
+        self,
+        listen: str,
+        *,
+        coordinator: str | None = None,
+        advertise: str | None = None,
+        upkeep: Upkeep | None = UPKEEP,
     ) -> serve.AsyncServing:
         """As `start`, for an AsyncEngine."""
-        return await serve.start_async(self, listen, coordinator, advertise)
+        return await serve.start_async(self, listen, coordinator, advertise, upkeep)
 
     def serve(
-        self, listen: str, *, coordinator: str | None = None, advertise: str | None = None, grace: float = GRACE_SECONDS
+        self,
+        listen: str,
+        *,
+        coordinator: str | None = None,
+        advertise: str | None = None,
+        upkeep: Upkeep | None = UPKEEP,
+        grace: float = GRACE_SECONDS,
     ) -> None:
         """Serve until SIGTERM or SIGINT; then take no more calls and give those that run `grace` seconds to end.
 
         Otherwise as `start`; returns when all has ended. Raises ConfigurationError, also if the coordinator refuses
         the registration.
         """
-        serve.serve(self, listen, coordinator, advertise, STREAMS_MAX, grace)
+        serve.serve(self, listen, coordinator, advertise, upkeep, STREAMS_MAX, grace)
 
     async def serve_async(
-        self, listen: str, *, coordinator: str | None = None, advertise: str | None = None, grace: float = GRACE_SECONDS
+        self,
+        listen: str,
+        *,
+        coordinator: str | None = None,
+        advertise: str | None = None,
+        upkeep: Upkeep | None = UPKEEP,
+        grace: float = GRACE_SECONDS,
     ) -> None:
         """As `serve`, for an AsyncEngine."""
-        await serve.serve_async(self, listen, coordinator, advertise, grace)
+        await serve.serve_async(self, listen, coordinator, advertise, upkeep, grace)
+
+    def purge(self, coordinator: str, upkeep: Upkeep = UPKEEP) -> PurgeReport:
+        """Delete what is over, once and now: rows older than the retention whose transaction is finished.
+
+        That it is finished is asked of the `coordinator` ("host:port"). A participant that serves does it by itself;
+        this is for a job of its own, which may run beside it. Never TRIED rows, nor what the coordinator has no record
+        of. What goes wrong on the way is in the report's `error`, with what was done until then. Raises
+        ConfigurationError.
+        """
+        return self._once(coordinator, upkeep, purging)
+
+    async def purge_async(self, coordinator: str, upkeep: Upkeep = UPKEEP) -> PurgeReport:
+        """As `purge`, for an AsyncEngine."""
+        return await self._once_async(coordinator, upkeep, purging)
+
+    def resolve(self, coordinator: str, upkeep: Upkeep = UPKEEP) -> ResolveReport:
+        """Settle branches that have been TRIED for longer than `resolve_after`, once and now.
+
+        Confirm or Cancel is run as the `coordinator` ("host:port") has it on record; what it has no record of, or has
+        not decided, stays. Otherwise as `purge`.
+        """
+        return self._once(coordinator, upkeep, lambda job: resolving(job, Scan()))
+
+    async def resolve_async(self, coordinator: str, upkeep: Upkeep = UPKEEP) -> ResolveReport:
+        """As `resolve`, for an AsyncEngine."""
+        return await self._once_async(coordinator, upkeep, lambda job: resolving(job, Scan()))
+
+    def _once(self, coordinator: str, upkeep: Upkeep, round_of: Callable[[Job], Moves[AnyReport]]) -> AnyReport:
+        serve.split_address(coordinator)
+        fence = self._prepare()
+        engine_fence = cast(SyncEngineFence, self._engine_fence)
+        job = self._job(fence, upkeep)
+        hands = ThreadHands(coordinator, engine_fence, fence.database, lambda call: engine_fence.execute(call, fence))
+        try:
+            return finish(job, hands.run(round_of(job)))
+        finally:
+            hands.close()
+
+    async def _once_async(
+        self, coordinator: str, upkeep: Upkeep, round_of: Callable[[Job], Moves[AnyReport]]
+    ) -> AnyReport:
+        serve.split_address(coordinator)
+        fence = await self._prepare_async()
+        engine_fence = cast(AsyncEngineFence, self._engine_fence)
+        job = self._job(fence, upkeep)
+        hands = TaskHands(coordinator, engine_fence, fence.database, lambda call: engine_fence.execute(call, fence))
+        try:
+            return finish(job, await hands.run(round_of(job)))
+        finally:
+            await hands.close()
+
+    def _job(self, fence: Fence, upkeep: Upkeep) -> Job:
+        return Job(self.name, fence, upkeep, self._upkeep_memory)
 
     def _prepare(self) -> Fence:
         if self._asynchronous:
@@ -167,7 +288,7 @@ class Participant:
             )
         if self._fence is None:
             actions = self.check()
-            engine_fence = SyncEngineFence(cast("Engine", self._engine))
+            engine_fence = SyncEngineFence(cast("Engine", self._engine), self._tables, self._retention_ms)
             self._fence = engine_fence.prepare(actions, self._try_workers + self._phase2_workers)
             self._engine_fence = engine_fence
         return self._fence
@@ -180,7 +301,7 @@ class Participant:
             )
         if self._fence is None:
             actions = self.check()
-            engine_fence = AsyncEngineFence(cast("AsyncEngine", self._engine))
+            engine_fence = AsyncEngineFence(cast("AsyncEngine", self._engine), self._tables, self._retention_ms)
             self._fence = await engine_fence.prepare(actions, self._try_workers + self._phase2_workers)
             self._engine_fence = engine_fence
         return self._fence

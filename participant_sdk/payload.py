@@ -1,9 +1,12 @@
 """Payloads and results: bytes with a content type, and the Python types that stand for them.
 
-The type comes from the annotation (`Call[Debit]`, `-> Held`): a dataclass (JSON), a protobuf message, a dict (JSON)
-or bytes. Decoding is strict, because a field that is silently dropped or defaulted is money moved wrongly; an error
-names the path of the bad field. Encoding goes by the value's own type. Equal values give equal bytes: the
-fingerprint of a repeat must not change.
+The type comes from the annotation (`Call[Debit]`, `-> Held`): a dataclass, a pydantic model (version 2), a msgspec
+Struct or a dict (all JSON), a protobuf message, or bytes. Decoding is strict, because a field that is silently dropped
+or defaulted is money moved wrongly; an error names the path of the bad field. Encoding goes by the value's own type.
+Equal values give equal bytes: the fingerprint of a repeat must not change.
+
+pydantic and msgspec are imported only by a program whose types come from them. What each does beyond its own strict
+mode is said in `payload_pydantic` and `payload_msgspec`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ from typing import Any, Final, TypeVar, cast, get_origin
 
 from google.protobuf.message import DecodeError, Message
 
-from participant_sdk.json_types import Decoder, PayloadError, UnsupportedType, decoder_for, jsonable, parse_json
+from participant_sdk.json_text import PayloadError, parse_json
+from participant_sdk.json_types import Decoder, UnsupportedType, decoder_for, jsonable
+from participant_sdk.payload_libraries import library_of
+from participant_sdk.payload_parts import check_exact
 
 __all__ = ["Codec", "Payload", "PayloadError", "UnsupportedType", "codec_for", "decode_untyped", "encode"]
 
@@ -35,7 +41,7 @@ class Payload:
     content_type: str = ""
 
     def decode(self, kind: type[T]) -> T:
-        """The value of type `kind` (a dataclass, a protobuf message class, dict or bytes) in these bytes.
+        """The value in these bytes, read as `kind`: any type that may be annotated as a payload.
 
         Raises PayloadError if they do not hold one, UnsupportedType if `kind` is none of those.
         """
@@ -56,14 +62,16 @@ def codec_for(kind: Any) -> Codec:
         return Codec(kind, lambda payload: payload.data)
     if isinstance(kind, type) and issubclass(kind, Message):
         return Codec(kind, lambda payload: _decode_message(kind, payload))
-    if kind is dict or get_origin(kind) is dict or dataclasses.is_dataclass(kind):
+    if kind is dict or get_origin(kind) is dict or dataclasses.is_dataclass(kind) or library_of(kind) is not None:
         decode = decoder_for(dict[str, Any] if kind is dict else kind)
         return Codec(kind, lambda payload: _decode_json(decode, payload))
-    raise UnsupportedType(f"{kind!r} is not a dataclass, a protobuf message class, dict or bytes")
+    raise UnsupportedType(
+        f"{kind!r} is not a dataclass, a pydantic model, a msgspec Struct, a protobuf message class, dict or bytes"
+    )
 
 
 def encode(value: object) -> Payload:
-    """The payload of a dataclass, protobuf message, dict or bytes value; raises TypeError or ValueError otherwise."""
+    """The payload of a value of one of the types above; raises TypeError or ValueError for any other value."""
     if isinstance(value, Payload):
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -71,14 +79,16 @@ def encode(value: object) -> Payload:
     if isinstance(value, Message):
         content_type = f"{PROTOBUF}; type={value.DESCRIPTOR.full_name}"
         return Payload(value.SerializeToString(deterministic=True), content_type)
-    if isinstance(value, dict) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+    if isinstance(value, dict) or _has_fields(value):
         try:
             plain = jsonable(value, "")
             text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
         except RecursionError:
             raise ValueError("it is nested too deeply, or contains itself") from None
         return Payload(text.encode(), JSON)
-    raise TypeError(f"{type(value).__name__} is not a dataclass, a protobuf message, a dict or bytes")
+    raise TypeError(
+        f"{type(value).__name__} is not a dataclass, pydantic model, msgspec Struct, protobuf message, dict or bytes"
+    )
 
 
 def decode_untyped(payload: Payload) -> Any:
@@ -86,12 +96,20 @@ def decode_untyped(payload: Payload) -> Any:
     return parse_json(payload.data) if _media_type(payload)[0] == JSON else payload.data
 
 
+def _has_fields(value: object) -> bool:
+    if isinstance(value, type):
+        return False
+    return dataclasses.is_dataclass(value) or library_of(type(value)) is not None
+
+
 def _decode_json(decode: Decoder, payload: Payload) -> Any:
     media_type, _ = _media_type(payload)
     if media_type != JSON:
         raise PayloadError("", f"has content type {payload.content_type!r}, wanted {JSON!r}")
     try:
-        return decode(parse_json(payload.data), "")
+        value = decode(parse_json(payload.data), "")
+        check_exact(value, payload.data)
+        return value
     except RecursionError:
         raise PayloadError("", "is nested too deeply") from None
 

@@ -13,26 +13,18 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, delete, inspect, select
+from sqlalchemy import Connection, Engine, delete, func, inspect, literal, select, true
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.schema import CreateTable
 
 from participant_sdk.call import IncomingCall, fingerprint
-from participant_sdk.databases import RELEASE, SAVEPOINT, Database, database_of
+from participant_sdk.databases import Database, database_of
+from participant_sdk.databases.database import RELEASE
 from participant_sdk.errors import ConfigurationError, describe
-from participant_sdk.fence import Phase, Status
-from participant_sdk.fence_log import (
-    FENCE_ID,
-    INSERT,
-    LOCK_ROW,
-    insert_for,
-    metadata,
-    new_row,
-    tcc_fence_info,
-    tcc_fence_log,
-)
+from participant_sdk.fence import Phase
+from participant_sdk.fence_tables import FenceTables
 from participant_sdk.payload import Payload
-from participant_sdk.steps import Fetch, Script, Step
+from participant_sdk.steps import Ask, CallFailed, Rollback, Send, Step
 
 CREATE_RUNS_MAX: Final = 5
 CREATE_SECONDS_MAX: Final = 10.0
@@ -40,9 +32,9 @@ PROBE_BRANCH_ID: Final = 0
 """No branch has it: they are numbered from 1."""
 
 
-def check_engine(engine: Engine, connections_needed: int) -> Database:
+def check_engine(engine: Engine, tables: FenceTables, connections_needed: int) -> Database:
     """The kind of database behind `engine`; raises ConfigurationError if the fence cannot live there."""
-    database = database_of(engine.dialect.name, engine.dialect.driver)
+    database = database_of(engine.dialect, tables)
     isolation_level = engine.get_execution_options().get(
         "isolation_level", getattr(engine.dialect, "_on_connect_isolation_level", None)
     )
@@ -51,7 +43,7 @@ def check_engine(engine: Engine, connections_needed: int) -> Database:
             "the engine is in AUTOCOMMIT mode: the fence row and the business rows must commit together; create the "
             "engine without isolation_level='AUTOCOMMIT'"
         )
-    if database.name == "sqlite" and _in_memory(engine):
+    if engine.dialect.name == "sqlite" and _in_memory(engine):
         raise ConfigurationError("an in-memory SQLite database cannot hold a fence: name a file")
     capacity = pool_capacity(engine)
     if capacity is not None and capacity < connections_needed:
@@ -88,12 +80,12 @@ def _in_memory(engine: Engine) -> bool:
     return ":memory:" in name or not name or engine.url.query.get("mode") == "memory"
 
 
-def make_tables(connection: Connection) -> str:
+def make_tables(connection: Connection, tables: FenceTables) -> str:
     """Create what is missing of the tables and read the fence's id. Many instances may start at the same time."""
     for run in range(1, CREATE_RUNS_MAX + 1):
         try:
-            _create_missing(connection)
-            fence_id = _fence_id(connection)
+            _create_missing(connection, tables)
+            fence_id = _fence_id(connection, tables)
             connection.commit()
             return fence_id
         except sqlalchemy_errors.DBAPIError:
@@ -104,20 +96,25 @@ def make_tables(connection: Connection) -> str:
     raise AssertionError("unreachable")
 
 
-def _create_missing(connection: Connection) -> None:
-    existing = set(inspect(connection).get_table_names())
-    for table in metadata.sorted_tables:
+def _create_missing(connection: Connection, tables: FenceTables) -> None:
+    existing = set(inspect(connection).get_table_names(tables.schema))
+    for table in (tables.log, tables.info):
         if table.name not in existing:
             connection.execute(CreateTable(table, if_not_exists=True))
+    for table in (tables.log, tables.info):
+        connection.execute(select(table).where(~true()))  # every column is there
 
 
-def _fence_id(connection: Connection) -> str:
-    found = connection.execute(FENCE_ID).scalar()
+def _fence_id(connection: Connection, tables: FenceTables) -> str:
+    read = select(func.max(tables.info.c.fence_id))
+    found = connection.execute(read).scalar()
     if found is None:
-        insert = INSERT[connection.dialect.name](tcc_fence_info).on_conflict_do_nothing()
-        connection.execute(insert, {"singleton": 1, "fence_id": secrets.token_hex(16)})
-        connection.commit()
-        found = connection.execute(FENCE_ID).scalar_one()
+        try:
+            connection.execute(tables.info.insert(), {"singleton": 1, "fence_id": secrets.token_hex(16)})
+            connection.commit()
+        except sqlalchemy_errors.IntegrityError:  # another instance was faster
+            connection.rollback()
+        found = connection.execute(read).scalar_one()
     return str(found)
 
 
@@ -135,22 +132,31 @@ def probe(database: Database, xid: str) -> Generator[Step, Any, None]:
         expires_at=time.monotonic() + CREATE_SECONDS_MAX,
         fingerprint=fingerprint("probe", payload),
     )
-    before = yield from database.begin(call)
-    yield Fetch(insert_for(database.name), new_row(call, Status.TRIED))
-    yield Fetch(LOCK_ROW, {"at_xid": xid, "at_branch_id": PROBE_BRANCH_ID})  # all columns are there
-    yield Script(SAVEPOINT)
-    yield Script(RELEASE)
-    yield from database.restore(before)
+    yield from database.meet(call)
+    yield from database.savepoint()
+    yield Ask(_as_a_handler_would)
+    yield Send(RELEASE)
+    yield from database.restore()
 
 
-def check_rolled_back(connection: Connection, xid: str, failure: Exception | None) -> None:
+def _as_a_handler_would(connection: Connection) -> None:
+    """Through SQLAlchemy, so that whatever listens to its statements does what it does."""
+    connection.execute(select(literal(1))).all()
+
+
+def undo(connection: Connection) -> None:
+    """Roll back what the probe has done."""
+    Rollback().perform(connection)
+
+
+def check_rolled_back(connection: Connection, tables: FenceTables, xid: str, failure: Exception | None) -> None:
     """Raises ConfigurationError if a second connection sees what the first has rolled back.
 
     `failure` is what went wrong in the probe: then nothing is proved either, but a row that is there says more.
     """
-    key = (tcc_fence_log.c.xid == xid) & (tcc_fence_log.c.branch_id == PROBE_BRANCH_ID)
-    if connection.execute(select(tcc_fence_log.c.status).where(key)).first() is not None:
-        connection.execute(delete(tcc_fence_log).where(key))
+    key = (tables.log.c.xid == xid) & (tables.log.c.branch_id == PROBE_BRANCH_ID)
+    if connection.execute(select(tables.log.c.status).where(key)).first() is not None:
+        connection.execute(delete(tables.log).where(key))
         connection.commit()
         raise ConfigurationError(
             "the engine has no transactions: a fence row that was rolled back is still there. It may be in AUTOCOMMIT "
@@ -161,12 +167,12 @@ def check_rolled_back(connection: Connection, xid: str, failure: Exception | Non
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
+def errors_told(engine: Engine) -> Iterator[None]:
     """Turns what the database says into a ConfigurationError that says it on one line."""
     try:
         yield
     except AssertionError as error:  # AssertionPool's way to say that it lends one connection only
         raise ConfigurationError(_NOT_APART.format("AssertionPool")) from error
-    except sqlalchemy_errors.SQLAlchemyError as error:
+    except (sqlalchemy_errors.SQLAlchemyError, engine.dialect.loaded_dbapi.Error, CallFailed) as error:
         cause = error.orig if isinstance(error, sqlalchemy_errors.DBAPIError) and error.orig else error
         raise ConfigurationError(f"the fence cannot be set up in the database: {describe(cause)}") from error

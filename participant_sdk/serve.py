@@ -24,6 +24,7 @@ from participant_sdk.errors import ConfigurationError
 from participant_sdk.registration import TaskRegistration, ThreadRegistration
 from participant_sdk.serve_attached import AsyncAttached, Attached
 from participant_sdk.service_messages import MESSAGE_BYTES_MAX
+from participant_sdk.upkeep import Upkeep, UpkeepState
 
 if TYPE_CHECKING:
     from participant_sdk.participant import Participant
@@ -60,6 +61,11 @@ class Serving:
         """
         return self._registration is None or self._registration.wait(timeout)
 
+    @property
+    def upkeep(self) -> UpkeepState | None:
+        """What purge and resolver have done so far; None if they are off, or there is no coordinator."""
+        return self._attached.upkeep
+
     def stop(self, grace: float = 0.0) -> bool:
         """Take no more calls, give those that run `grace` seconds, end; whether all of them ended."""
         if self._registration is not None:
@@ -90,6 +96,11 @@ class AsyncServing:
                 return False
         return True
 
+    @property
+    def upkeep(self) -> UpkeepState | None:
+        """As `Serving.upkeep`."""
+        return self._attached.upkeep
+
     async def stop(self, grace: float = 0.0) -> bool:
         """As `Serving.stop`."""
         if self._registration is not None:
@@ -106,7 +117,12 @@ def _told_about(name: str, ended: bool) -> bool:
 
 
 def start(
-    participant: Participant, listen: str, coordinator: str | None, advertise: str | None, streams_max: int
+    participant: Participant,
+    listen: str,
+    coordinator: str | None,
+    advertise: str | None,
+    upkeep: Upkeep | None,
+    streams_max: int,
 ) -> Serving:
     """See `Participant.start`."""
     host, _ = split_address(listen)
@@ -117,11 +133,13 @@ def start(
     address = f"{host}:{_bind(server, listen)}"
     server.start()
     registration = attached.register(coordinator, advertise or address) if coordinator else None
+    if coordinator and upkeep is not None and not upkeep.is_off:
+        attached.start_upkeep(coordinator, upkeep)
     return Serving(address, attached, server, registration)
 
 
 async def start_async(
-    participant: Participant, listen: str, coordinator: str | None, advertise: str | None
+    participant: Participant, listen: str, coordinator: str | None, advertise: str | None, upkeep: Upkeep | None
 ) -> AsyncServing:
     """See `Participant.start_async`."""
     host, _ = split_address(listen)
@@ -131,6 +149,8 @@ async def start_async(
     address = f"{host}:{_bind(server, listen)}"
     await server.start()
     registration = attached.register(coordinator, advertise or address) if coordinator else None
+    if coordinator and upkeep is not None and not upkeep.is_off:
+        attached.start_upkeep(coordinator, upkeep)
     return AsyncServing(address, attached, server, registration)
 
 
@@ -139,12 +159,13 @@ def serve(
     listen: str,
     coordinator: str | None,
     advertise: str | None,
+    upkeep: Upkeep | None,
     streams_max: int,
     grace: float,
 ) -> None:
     """See `Participant.serve`."""
     with _signals() as wait_for_signal:
-        serving = start(participant, listen, coordinator, advertise, streams_max)
+        serving = start(participant, listen, coordinator, advertise, upkeep, streams_max)
         try:
             while not serving.wait_registered(0.1):
                 if wait_for_signal(0):
@@ -156,13 +177,18 @@ def serve(
 
 
 async def serve_async(
-    participant: Participant, listen: str, coordinator: str | None, advertise: str | None, grace: float
+    participant: Participant,
+    listen: str,
+    coordinator: str | None,
+    advertise: str | None,
+    upkeep: Upkeep | None,
+    grace: float,
 ) -> None:
     """See `Participant.serve_async`."""
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
     with _task_signals(told):
-        serving = await start_async(participant, listen, coordinator, advertise)
+        serving = await start_async(participant, listen, coordinator, advertise, upkeep)
         waits = [loop.create_task(told.wait()), loop.create_task(serving.wait_registered())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

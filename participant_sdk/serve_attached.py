@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -13,6 +14,9 @@ from participant_sdk.lanes import TaskLanes, ThreadLanes
 from participant_sdk.local_transaction import Fence
 from participant_sdk.registration import TaskRegistration, ThreadRegistration, request_of
 from participant_sdk.service import TaskService, ThreadService
+from participant_sdk.upkeep import DEFAULT as UPKEEP
+from participant_sdk.upkeep import Upkeep, UpkeepState
+from participant_sdk.upkeep_loops import TaskUpkeep, ThreadUpkeep
 from tricord.v1 import participant_pb2_grpc
 
 WORKERS_BESIDE_STREAMS: Final = 4
@@ -26,11 +30,21 @@ _task_services: WeakKeyDictionary[grpc.aio.Server, TaskService] = WeakKeyDiction
 class Attached:
     """A participant on a `grpc.server` that its program owns."""
 
-    def __init__(self, name: str, fence: Fence, lanes: ThreadLanes, server: grpc.Server, streams_max: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        fence: Fence,
+        lanes: ThreadLanes,
+        server: grpc.Server,
+        streams_max: int,
+        begin_upkeep: Callable[[str, Upkeep], ThreadUpkeep],
+    ) -> None:
         self.name = name
         self.fence_id = fence.fence_id
         self._actions = list(fence.actions)
         self._lanes = lanes
+        self._begin_upkeep = begin_upkeep
+        self._upkeep: ThreadUpkeep | None = None
         self._service = _thread_service_of(server)
         self._service.add(name, fence.fence_id, lanes, streams_max, unary_trys_of(server, streams_max))
 
@@ -38,11 +52,26 @@ class Attached:
         """Keep the participant registered at `coordinator` as reachable at `address`; both "host:port"."""
         return ThreadRegistration(coordinator, request_of(self.name, address, self._actions, self.fence_id))
 
+    def start_upkeep(self, coordinator: str, upkeep: Upkeep = UPKEEP) -> None:
+        """Purge and resolve in the background, by what the `coordinator` ("host:port") says, until `drain`.
+
+        Raises ConfigurationError if it has begun already.
+        """
+        _check_no_upkeep(self.name, self._upkeep)
+        self._upkeep = self._begin_upkeep(coordinator, upkeep)
+
+    @property
+    def upkeep(self) -> UpkeepState | None:
+        """What the upkeep has done so far; None if it was not started."""
+        return self._upkeep.state if self._upkeep is not None else None
+
     def drain(self, grace: float) -> bool:
         """Take no more calls, wait up to `grace` s for those that run; whether all calls ended.
 
         The streams end with the last participant of the server. Call it before the server's own `stop`.
         """
+        if self._upkeep is not None:
+            self._upkeep.stop()
         ended = self._lanes.drain(grace)
         self._service.leave(self.name)
         return ended
@@ -51,11 +80,20 @@ class Attached:
 class AsyncAttached:
     """A participant on a `grpc.aio.server` that its program owns."""
 
-    def __init__(self, name: str, fence: Fence, lanes: TaskLanes, server: grpc.aio.Server) -> None:
+    def __init__(
+        self,
+        name: str,
+        fence: Fence,
+        lanes: TaskLanes,
+        server: grpc.aio.Server,
+        begin_upkeep: Callable[[str, Upkeep], TaskUpkeep],
+    ) -> None:
         self.name = name
         self.fence_id = fence.fence_id
         self._actions = list(fence.actions)
         self._lanes = lanes
+        self._begin_upkeep = begin_upkeep
+        self._upkeep: TaskUpkeep | None = None
         self._service = _task_service_of(server)
         self._service.add(name, fence.fence_id, lanes)
 
@@ -63,11 +101,28 @@ class AsyncAttached:
         """As `Attached.register`."""
         return TaskRegistration(coordinator, request_of(self.name, address, self._actions, self.fence_id))
 
+    def start_upkeep(self, coordinator: str, upkeep: Upkeep = UPKEEP) -> None:
+        """As `Attached.start_upkeep`; call it in the event loop."""
+        _check_no_upkeep(self.name, self._upkeep)
+        self._upkeep = self._begin_upkeep(coordinator, upkeep)
+
+    @property
+    def upkeep(self) -> UpkeepState | None:
+        """As `Attached.upkeep`."""
+        return self._upkeep.state if self._upkeep is not None else None
+
     async def drain(self, grace: float) -> bool:
         """As `Attached.drain`."""
+        if self._upkeep is not None:
+            await self._upkeep.stop()
         ended = await self._lanes.drain(grace)
         self._service.leave(self.name)
         return ended
+
+
+def _check_no_upkeep(name: str, upkeep: ThreadUpkeep | TaskUpkeep | None) -> None:
+    if upkeep is not None:
+        raise ConfigurationError(f"the upkeep of participant {name!r} has begun already")
 
 
 def _thread_service_of(server: grpc.Server) -> ThreadService:

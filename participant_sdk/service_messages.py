@@ -12,8 +12,10 @@ from collections.abc import Collection
 from typing import Final
 
 from participant_sdk.call import IncomingCall, Outcome, Reply, fingerprint
+from participant_sdk.context import XID_FORM, is_xid
 from participant_sdk.errors import ERROR_LENGTH_MAX, MESSAGE_LENGTH_MAX, REASON_LENGTH_MAX, printable
 from participant_sdk.fence import Phase
+from participant_sdk.initiator_metadata import metadata_excess
 from participant_sdk.payload import Payload
 from tricord.v1 import participant_pb2, types_pb2
 
@@ -22,7 +24,6 @@ TIMEOUT_MAX_SECONDS: Final = 24 * 3600.0
 REPLY_MARGIN_SECONDS: Final = 0.05
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 
-_XID: Final = re.compile(r"[0-9a-f]{32}")
 _ACTION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 _OUTCOMES: Final = {
@@ -50,12 +51,17 @@ def read_call(
     if message.participant not in participants:
         here = " and ".join(repr(name) for name in sorted(participants))
         return Reply.unknown(f"this is participant {here}, not {message.participant!r}", attention=True)
-    if not _XID.fullmatch(message.xid):
-        return Reply.unknown("the xid is not 32 lowercase hexadecimal characters", attention=True)
+    if not is_xid(message.xid):
+        return Reply.unknown(f"the xid is not {XID_FORM}", attention=True)
     if message.branch_id < 1:
         return Reply.unknown("the branch_id is not 1 or more", attention=True)
     if not _ACTION.fullmatch(message.action):
         return Reply.unknown("the action is not 1 to 64 characters of A-Z a-z 0-9 . _ -", attention=True)
+    metadata: dict[str, str] = {}
+    if message.metadata:
+        metadata = dict(message.metadata)
+        if excess := metadata_excess(metadata):
+            return Reply.unknown(excess, attention=True)
     payload = Payload(message.payload.data, message.payload.content_type)
     seconds = TIMEOUT_DEFAULT_SECONDS
     if message.HasField("timeout"):
@@ -70,6 +76,7 @@ def read_call(
         attempt=message.attempt,
         expires_at=time.monotonic() + seconds,
         fingerprint=fingerprint(message.action, payload),
+        metadata=metadata,
     )
 
 

@@ -7,22 +7,16 @@ for AsyncEngine and `async def`. Neither decides anything, so the two flavours c
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from sqlalchemy import Connection, Executable, event
+from sqlalchemy import Connection
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 R = TypeVar("R")
-
-_IN_HANDLER = "tricord.in_handler"
-_MISUSED = "tricord.misused"
-_EXITED = "the handler called sys.exit(), which ends its call and not the process"
 
 
 class CallFailed(Exception):
@@ -37,119 +31,124 @@ class RunAgain(CallFailed):
     """The call lost a race that it may win by running again from the start."""
 
 
-class LocalTransactionMisused(CallFailed):
-    """The handler tried to end the local transaction that it was only lent."""
+class Step(Protocol):
+    """Something to do on the call's connection. What it gives is sent back into the generator."""
 
+    def perform(self, connection: Connection) -> Any:
+        """Do it on a Connection."""
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Execute; gives all rows."""
-
-    statement: Executable
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Execute; gives the number of rows that it hit."""
-
-    statement: Executable
-    parameters: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """Send SQL to the driver as it stands; gives nothing."""
-
-    sql: str
+    async def perform_async(self, connection: AsyncConnection) -> Any:
+        """Do it on an AsyncConnection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the synchronous connection something that needs no round trip; gives the answer."""
+    """Ask the synchronous connection something; gives the answer."""
 
     question: Callable[[Connection], Any]
 
+    def perform(self, connection: Connection) -> Any:
+        """See Step."""
+        return self.question(connection)
+
+    async def perform_async(self, connection: AsyncConnection) -> Any:
+        """See Step."""
+        return await connection.run_sync(self.question)
+
 
 @dataclass(frozen=True, slots=True)
-class Handle:
-    """Call the user's handler with the connection; gives what it returns, throws what it raises."""
+class Look:
+    """As Ask, where the question surely needs no round trip; costs an asyncio program nothing."""
 
-    handler: Callable[[Any, Any], Any]
-    call: Any
+    question: Callable[[Connection], Any]
+
+    def perform(self, connection: Connection) -> Any:
+        """See Step."""
+        return self.question(connection)
+
+    async def perform_async(self, connection: AsyncConnection) -> Any:
+        """See Step."""
+        return self.question(cast(Connection, connection.sync_connection))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a statement gave: its rows, and how many rows it hit."""
+
+    rows: Sequence[Sequence[Any]]
+    hit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send one statement to the driver as it stands, in the driver's own style of parameters; gives an Answer.
+
+    Past SQLAlchemy's compilation and result objects, which cost several times what the fence's short statements do.
+    """
+
+    sql: str
+    parameters: Sequence[Any] = ()
+
+    def perform(self, connection: Connection) -> Answer:
+        """See Step."""
+        driver = connection.connection
+        cursor = driver.cursor()
+        try:
+            cursor.execute(self.sql, self.parameters)
+            rows = cursor.fetchall() if cursor.description is not None else ()
+            return Answer(rows, cursor.rowcount)
+        except Exception as error:
+            drop_if_lost(connection, error)
+            raise
+        finally:
+            if not connection.invalidated:
+                cursor.close()
+
+    async def perform_async(self, connection: AsyncConnection) -> Any:
+        """See Step."""
+        return await connection.run_sync(self.perform)
+
+
+def drop_if_lost(connection: Connection, error: BaseException) -> None:
+    """Take the connection out of its pool if `error`, raised by the driver itself, says that it is lost."""
+    dialect = connection.dialect
+    if isinstance(error, dialect.loaded_dbapi.Error) and dialect.is_disconnect(error, connection.connection, None):
+        connection.invalidate(error)
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Commit; when it gives back, what was done is durable."""
 
+    def perform(self, connection: Connection) -> None:
+        """See Step."""
+        if connection.in_transaction():
+            connection.commit()
+            return
+        try:
+            connection.connection.commit()
+        except Exception as error:
+            drop_if_lost(connection, error)
+            raise
 
-Step: TypeAlias = Fetch | Change | Script | Ask | Handle | Commit
-
-
-def guard_handlers(engine: Engine) -> None:
-    """Make COMMIT and ROLLBACK by a handler, as methods or as SQL, raise before they reach the database.
-
-    A handler that commits would make its Try final without its result, and one that rolls back would throw the fence
-    row away. `engine` is the SDK's own view of the user's engine; the user's other work never sees this.
-    """
-
-    def refuse(verb: str) -> Callable[[Connection], None]:
-        def listener(connection: Connection) -> None:
-            if connection.invalidated:  # nothing can reach the database, and the savepoint is gone: RELEASE will tell
-                return
-            if connection.info.get(_IN_HANDLER):
-                text = f"the handler called {verb}(): the SDK owns the local transaction; return, or raise, instead"
-                connection.info[_MISUSED] = text
-                raise LocalTransactionMisused(text, attention=True)
-
-        return listener
-
-    def refuse_statement(
-        connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
-    ) -> None:
-        if connection.info.get(_IN_HANDLER) and (verb := ending_verb(statement)) is not None:
-            text = f"the handler executed {verb}: the SDK owns the local transaction; return, or raise, instead"
-            connection.info[_MISUSED] = text
-            raise LocalTransactionMisused(text, attention=True)
-
-    event.listen(engine, "commit", refuse("commit"))
-    event.listen(engine, "rollback", refuse("rollback"))
-    event.listen(engine, "before_cursor_execute", refuse_statement)
+    async def perform_async(self, connection: AsyncConnection) -> None:
+        """See Step."""
+        await connection.run_sync(self.perform)
 
 
-_VERB = r"(COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(?:\w+\s+)?TO\b))\b"
-_SUSPICIOUS = re.compile(_VERB, re.IGNORECASE)
-_ENDS = re.compile(r"\s*" + _VERB, re.IGNORECASE)
-_NOT_CODE = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|(\$\w*\$).*?\1|--[^\n]*|/\*.*?\*/", re.DOTALL)
-_DEFINES = re.compile(r"\s*CREATE\b", re.IGNORECASE)
-"""The body of a trigger or function may hold BEGIN and END."""
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Roll back, whoever has begun."""
 
+    def perform(self, connection: Connection) -> None:
+        """See Step."""
+        if connection.in_transaction():
+            connection.rollback()
+        connection.connection.rollback()
 
-def ending_verb(statement: str) -> str | None:
-    """The word by which `statement` would begin or end a local transaction, None if it does neither."""
-    if not _SUSPICIOUS.search(statement):
-        return None
-    code = _NOT_CODE.sub(" ", statement)
-    if _DEFINES.match(code):
-        return None
-    for part in code.split(";"):
-        if (found := _ENDS.match(part)) is not None:
-            return " ".join(found.group(1).upper().split())
-    return None
-
-
-def _lend(connection: Connection) -> dict[Any, Any]:
-    info = connection.info
-    info.pop(_MISUSED, None)
-    info[_IN_HANDLER] = True
-    return info
-
-
-def _take_back(info: dict[Any, Any]) -> None:
-    info.pop(_IN_HANDLER, None)
-    if (text := info.pop(_MISUSED, None)) is not None:
-        raise LocalTransactionMisused(text, attention=True)
+    async def perform_async(self, connection: AsyncConnection) -> None:
+        """See Step."""
+        await connection.run_sync(self.perform)
 
 
 def run(steps: Generator[Step, Any, R], connection: Connection) -> R:
@@ -158,35 +157,13 @@ def run(steps: Generator[Step, Any, R], connection: Connection) -> R:
         step = next(steps)
         while True:
             try:
-                answer = _perform(step, connection)
+                answer = step.perform(connection)
             except Exception as error:
                 step = steps.throw(error)
             else:
                 step = steps.send(answer)
     except StopIteration as stop:
         return cast(R, stop.value)
-
-
-def _perform(step: Step, connection: Connection) -> Any:
-    match step:
-        case Fetch(statement, parameters):
-            return connection.execute(statement, parameters).fetchall()
-        case Change(statement, parameters):
-            return connection.execute(statement, parameters).rowcount
-        case Script(sql):
-            connection.exec_driver_sql(sql)
-        case Ask(question):
-            return question(connection)
-        case Handle(handler, call):
-            info = _lend(connection)
-            try:
-                return handler(call, connection)
-            except SystemExit as error:
-                raise CallFailed(_EXITED) from error
-            finally:
-                _take_back(info)
-        case Commit():
-            connection.commit()
 
 
 async def run_async(steps: Generator[Step, Any, R], connection: AsyncConnection) -> R:
@@ -195,32 +172,10 @@ async def run_async(steps: Generator[Step, Any, R], connection: AsyncConnection)
         step = next(steps)
         while True:
             try:
-                answer = await _perform_async(step, connection)
+                answer = await step.perform_async(connection)
             except Exception as error:
                 step = steps.throw(error)
             else:
                 step = steps.send(answer)
     except StopIteration as stop:
         return cast(R, stop.value)
-
-
-async def _perform_async(step: Step, connection: AsyncConnection) -> Any:
-    match step:
-        case Fetch(statement, parameters):
-            return (await connection.execute(statement, parameters)).fetchall()
-        case Change(statement, parameters):
-            return (await connection.execute(statement, parameters)).rowcount
-        case Script(sql):
-            await connection.exec_driver_sql(sql)
-        case Ask(question):
-            return await connection.run_sync(question)
-        case Handle(handler, call):
-            info = _lend(cast(Connection, connection.sync_connection))
-            try:
-                return await cast(Awaitable[Any], handler(call, connection))
-            except SystemExit as error:
-                raise CallFailed(_EXITED) from error
-            finally:
-                _take_back(info)
-        case Commit():
-            await connection.commit()

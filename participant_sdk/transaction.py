@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, unique
 
@@ -25,6 +26,11 @@ class TransactionState(Enum):
     """Decided: every branch will be cancelled."""
     CANCELLED = "CANCELLED"
     """Every branch has been cancelled."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no call of the transaction is owed to any participant any more. False where it is not known."""
+        return self in (TransactionState.CONFIRMED, TransactionState.CANCELLED)
 
 
 @unique
@@ -81,8 +87,25 @@ class Transaction:
     cancel_reason: str
     created_at: datetime | None
     decided_at: datetime | None
+    metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What the initiator sent along."""
 
     @property
     def refusal(self) -> BranchRefusal | None:
         """The first branch's refusal, if any branch was refused."""
         return next((branch.refusal for branch in self.branches if branch.refusal is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """How far some transactions have come, by what the coordinator's store holds durably.
+
+    One that is not in `states` has no record there: that is "unknown", never "cancelled".
+    """
+
+    states: Mapping[str, TransactionState]
+    """By xid."""
+    store_id: str
+    """Names the store that was read; made with it, and never changed."""
+    incarnation: int
+    """Which history of that store was read: another number after a failover or a restore. 0: not known."""

@@ -1,48 +1,78 @@
-"""Fixtures for all tests. Under pytest-xdist each worker has a PostgreSQL server of its own."""
+"""Fixtures for all tests. Under pytest-xdist each worker has a PostgreSQL and a MariaDB server of its own."""
 
 import os
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 import pytest
 
-from tests.postgres import PostgresServer, PostgresUnavailable
+from tests.mariadb import MariaDbServer
+from tests.postgres import PostgresServer
+from tests.servers import LocalServer, ServerUnavailable
 
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
-DATABASE_FIXTURES = {"postgres_server", "pg_database", "own_server"}
+DATABASE_FIXTURES = {"postgres_server", "pg_database", "own_server", "mariadb_server", "mariadb_database"}
+
+Server = TypeVar("Server", bound=LocalServer)
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    """A running server; `server.external` tells that it is not ours to stop or kill."""
-    server = PostgresServer.from_environment()
+@contextmanager
+def started(server: Server) -> Iterator[Server]:
+    """The server, running; where it cannot be had the test is skipped."""
     try:
         server.start()
-    except PostgresUnavailable as unavailable:
-        pytest.skip(f"no PostgreSQL: {unavailable}")
+    except ServerUnavailable as unavailable:
+        pytest.skip(f"no {server.name}: {unavailable}")
     try:
         yield server
     finally:
         server.close()
 
 
+@contextmanager
+def fresh_database(server: LocalServer) -> Iterator[str]:
+    """The address of a database that is dropped at the end."""
+    dsn = server.create_database()
+    yield dsn
+    if not server.running:  # the test stopped or killed it
+        server.start()
+    server.drop_database(dsn)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A running server; `server.external` tells that it is not ours to stop or kill."""
+    with started(PostgresServer.from_environment()) as server:
+        yield server
+
+
 @pytest.fixture
 def pg_database(postgres_server: PostgresServer) -> Iterator[str]:
     """The address (postgresql://...) of a fresh database, dropped after the test."""
-    dsn = postgres_server.create_database()
-    yield dsn
-    if not postgres_server.running:  # the test stopped or killed it
-        postgres_server.start()
-    postgres_server.drop_database(dsn)
+    with fresh_database(postgres_server) as dsn:
+        yield dsn
 
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[PostgresServer]:
     """A server that is ours whatever the environment names, and may be stopped and killed."""
-    try:
-        with PostgresServer() as server:
-            yield server
-    except PostgresUnavailable as unavailable:
-        pytest.skip(f"no PostgreSQL: {unavailable}")
+    with started(PostgresServer()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariaDbServer]:
+    """A running server, not durable; `server.external` tells that it is not ours to stop or kill."""
+    with started(MariaDbServer.from_environment()) as server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_database(mariadb_server: MariaDbServer) -> Iterator[str]:
+    """The address (mysql://...) of a fresh database, dropped after the test; see pymysql_url() and asyncmy_url()."""
+    with fresh_database(mariadb_server) as dsn:
+        yield dsn
 
 
 @pytest.hookimpl(wrapper=True)

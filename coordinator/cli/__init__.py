@@ -12,6 +12,7 @@ from importlib.metadata import version
 import click
 
 from .config import config
+from .plugins import PluggedGroup
 from .query import list_transactions, show
 from .serve import serve
 
@@ -19,6 +20,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 @click.group(
+    cls=PluggedGroup,
     context_settings=CONTEXT,
     epilog="Exit codes: 0 ok, 1 error, 2 wrong usage or setting, 3 not found, 4 conflict, 5 cannot be reached.",
 )

@@ -114,7 +114,8 @@ def show(xid: str, endpoint: str, output: str) -> None:
     from tricord.v1 import operator_pb2
 
     response = _call(endpoint, "Get", operator_pb2.OperatorServiceGetRequest(xid=xid))
-    tx = as_json(response.transaction)
+    metadata = dict(sorted(response.transaction.metadata.items()))  # which a list does not have
+    tx = {**as_json(response.transaction), "metadata": metadata}
     if output == "json":
         click.echo(json.dumps(tx, indent=2))
         return
@@ -122,6 +123,7 @@ def show(xid: str, endpoint: str, output: str) -> None:
 
     names = ("xid", "state", "attention", "idempotency_key", "create_time", "update_time", "decide_time")
     facts = [(name, str(tx[name])) for name in (*names, "deadline_time", "timeout_ms", "cancel_reason")]
+    facts += [("metadata", f"{key}={value}") for key, value in metadata.items()]
     print_table(("FIELD", "VALUE"), [fact for fact in facts if fact[1]], wraps=("VALUE",))
     click.echo()
     print_table(

@@ -14,7 +14,7 @@ import contextlib
 import os
 import socket
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -66,6 +66,9 @@ _FLUSH_BOTH = (
 _STANDING = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE xid = ANY(%b::bytea[]) ORDER BY xid FOR SHARE"
 _HOLDERS = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE key = ANY(%b::bytea[]) ORDER BY xid"
 _PEEK = f"SELECT {_NOW_MS}, (SELECT min(wake_ms) FROM tricord_transaction WHERE wake_ms IS NOT NULL)"
+_STATES = "SELECT xid, state FROM tricord_transaction WHERE xid = ANY(%b::bytea[])"
+# Not the control file's: that one goes on telling the old timeline until the first checkpoint after a failover.
+_TIMELINE = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 # statement_timestamp() is an index condition; the volatile clock_timestamp() would be a filter over all (A8).
 _CLAIM = f"""
     WITH due AS (SELECT xid FROM tricord_transaction WHERE wake_ms <= {_NOW_MS}
@@ -95,6 +98,7 @@ class PostgresBackend:
         self._others: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()  # SQLAlchemy's
         self._writer: psycopg.Connection[Any] | None = None
         self._reader: psycopg.Connection[Any] | None = None
+        self._may_ask_timeline = True
 
     def engine(self) -> sa.Engine:
         url = sa.make_url(self.dsn).set(drivername="postgresql+psycopg")
@@ -136,11 +140,11 @@ class PostgresBackend:
         with self._connect() as connection:
             try:
                 row = connection.execute(
-                    "SELECT (SELECT system_identifier FROM pg_control_system())::text || '-' || "
-                    "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
+                    f"SELECT (SELECT system_identifier FROM pg_control_system())::text || '-' || ({_TIMELINE})"
                 ).fetchone()
             except psycopg.Error as error:
                 _log.warning("store.incarnation_unknown", error=_text(error))
+                self._may_ask_timeline = _may_ask(connection, _TIMELINE)
                 return UNKNOWN_INCARNATION
         return str(row[0]) if row else UNKNOWN_INCARNATION
 
@@ -167,6 +171,15 @@ class PostgresBackend:
         found = connection.execute(_CLAIM, (limit, lease_ms), prepare=True, binary=True).fetchall()
         now_ms, next_ms = connection.execute(_PEEK, prepare=True).fetchone() or (now_ms, None)
         return Claim([_row(values) for values in found], now_ms, next_ms)
+
+    def states(self, connection: sa.Connection, xids: Sequence[bytes]) -> Mapping[bytes, int]:
+        # A plan made while the table was small would be kept; it holds for this local transaction only.
+        connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+        return {row.xid: row.state for row in connection.exec_driver_sql(_STATES, (list(xids),))}
+
+    def timeline(self, connection: sa.Connection) -> int:
+        # A server in recovery refuses: what a standby has heard of so far says nothing of what is missing there.
+        return int(connection.exec_driver_sql(_TIMELINE).scalar_one(), 16) if self._may_ask_timeline else 0
 
     def fault(self, error: Exception) -> Fault:
         if isinstance(error, MemoryError):
@@ -233,6 +246,15 @@ class PostgresBackend:
             other = by_xid.get(row.xid) or by_key.get(row.key) or Row(row.xid)
             standing.append(None if other.save_id == row.save_id and other.xid == row.xid else other)
         return standing
+
+
+def _may_ask(connection: psycopg.Connection[Any], query: str) -> bool:
+    """Whether the database knows the functions of a query, and lets this role call them."""
+    try:
+        connection.execute(query)
+    except psycopg.Error as error:
+        return (error.sqlstate or "")[:2] != "42"
+    return True
 
 
 def _be_durable(connection: psycopg.Connection[Any]) -> None:

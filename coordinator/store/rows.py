@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ..model import FORMAT
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection, Engine
 
 
 class Row(NamedTuple):
@@ -51,6 +51,16 @@ class Claim(NamedTuple):
     """The store's clock."""
     next_wake_ms: int | None
     """When the next row is due that was not claimed; None if there is none."""
+
+
+class LookedUp(NamedTuple):
+    """What the store knows of some transactions."""
+
+    states: Mapping[bytes, int]
+    """By xid; those without a row are absent."""
+    store_id: str
+    incarnation: int
+    """The history that was read: another number after a failover or a restore. 0: not known."""
 
 
 class ParticipantRow(NamedTuple):
@@ -105,7 +115,8 @@ class RowRejected(StoreError):
 class Backend(Protocol):
     """The hot path of one database. Every method blocks; each runs on one thread at a time.
 
-    ``flush`` and ``close_writer`` run on the writer's thread, ``claim`` and ``close_reader`` on the reader's.
+    ``flush`` and ``close_writer`` run on the writer's thread, ``claim`` and ``close_reader`` on the reader's. Those
+    that are given a connection of ``engine`` run on any.
     """
 
     def engine(self) -> Engine:
@@ -127,6 +138,12 @@ class Backend(Protocol):
 
     def claim(self, limit: int, lease_ms: int) -> Claim:
         """Move ``wake_ms`` of up to ``limit`` due rows forward by a lease, and return them. Never ``version``."""
+
+    def states(self, connection: Connection, xids: Sequence[bytes]) -> Mapping[bytes, int]:
+        """The states of those transactions that have a row, by xid; found by the primary key."""
+
+    def timeline(self, connection: Connection) -> int:
+        """Numbers the history that this very connection reads; 0 if the database does not tell."""
 
     def fault(self, error: Exception) -> Fault:
         """What an error raised by ``flush`` or ``claim`` means."""

@@ -12,6 +12,7 @@ import fcntl
 import os
 import sqlite3
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -32,6 +33,8 @@ _BY_KEY = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE key = ?"
 _DUE = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE wake_ms <= ? ORDER BY wake_ms LIMIT ?"
 _NEXT = "SELECT min(wake_ms) FROM tricord_transaction WHERE wake_ms IS NOT NULL"
 _BUSY_TIMEOUT_MS = 1_000  # short, since nothing interrupts it; what meets a lock is run again anyway
+_PARAMETERS_MAX = 500
+"""Of one statement: older SQLites take no more than 999."""
 _AGAIN = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -124,6 +127,18 @@ class SqliteBackend:
                 connection.execute("ROLLBACK")
             raise
         return Claim(rows, now_ms, next_ms)
+
+    def states(self, connection: sa.Connection, xids: Sequence[bytes]) -> Mapping[bytes, int]:
+        found: dict[bytes, int] = {}
+        for start in range(0, len(xids), _PARAMETERS_MAX):
+            some = tuple(xids[start : start + _PARAMETERS_MAX])
+            marks = ", ".join("?" * len(some))
+            query = f"SELECT xid, state FROM tricord_transaction WHERE xid IN ({marks})"  # marks only
+            found.update((row.xid, row.state) for row in connection.exec_driver_sql(query, some))
+        return found
+
+    def timeline(self, connection: sa.Connection) -> int:
+        return 0  # see incarnation()
 
     def fault(self, error: Exception) -> Fault:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 import structlog
 
 from . import schema
-from .rows import Backend, Batch, Claim, Fault, ListFilter, ParticipantRow, Row, RowRejected, StoreError
+from .rows import Backend, Batch, Claim, Fault, ListFilter, LookedUp, ParticipantRow, Row, RowRejected, StoreError
 
 _log = structlog.get_logger(__name__)
 
@@ -184,6 +184,22 @@ class Store:
         def read(connection: sa.Connection) -> Row | None:
             found = connection.execute(sa.select(schema.transactions).where(column == value)).one_or_none()
             return None if found is None else _row(found)
+
+        return await self._run(read)
+
+    async def look_up(self, xids: Sequence[bytes]) -> LookedUp:
+        """How far transactions have come, from what is committed; not only this process drives them.
+
+        Whose states they are is read beside them, each time: the address may lead to another database by now, or to
+        the same one after a failover, and what this process learnt when it started would vouch for the wrong one.
+        """
+
+        def read(connection: sa.Connection) -> LookedUp:
+            store_id = connection.execute(sa.select(schema.store_info.c.store_id)).scalar_one_or_none()
+            if store_id is None:
+                raise StoreError("the store has lost its identity: its table tricord_store is empty")
+            incarnation = self._backend.timeline(connection)
+            return LookedUp(self._backend.states(connection, xids), store_id, incarnation)
 
         return await self._run(read)
 

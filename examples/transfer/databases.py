@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from coordinator.model import Attention, State
 from coordinator.store.schema import transactions
 from participant_sdk.fence import Status
-from participant_sdk.fence_log import tcc_fence_log
+from participant_sdk.fence_tables import DEFAULT
 
 from .bank import accounts
 
@@ -71,7 +71,7 @@ class Databases:
     def fence_rows(self, bank: str) -> list[tuple[str, Status]]:
         """The xid and status of each of a bank's fence rows."""
         with self._engines[bank].connect() as connection:
-            rows = connection.execute(select(tcc_fence_log.c.xid, tcc_fence_log.c.status))
+            rows = connection.execute(select(DEFAULT.log.c.xid, DEFAULT.log.c.status))
             return [(xid, Status(status)) for xid, status in rows]
 
     def fence_status(self, bank: str, xid: str) -> Status | None:

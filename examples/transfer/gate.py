@@ -142,9 +142,9 @@ class GatedParticipant(Participant):
         host, _, port = gate.rpartition(":")
         self._gate = (host, int(port))
 
-    def action(self, name: str) -> Callable[[Callable[..., Any]], Any]:
+    def action(self, name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
         """As the participant's own, with gates."""
-        add = super().action(name)
+        add = super().action(name, **options)
 
         def decorate(try_handler: Callable[..., Any]) -> Any:
             definition = add(self._gated(name, "TRY", try_handler))

@@ -10,6 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from tests.coordinators import (
+    CALL_S,
     CoordinatorProcess,
     branch,
     execute_request,
@@ -65,6 +66,11 @@ def typed(content_type: str) -> pb.ExecuteRequest:
     return pb.ExecuteRequest(branches=[pb.BranchRequest(participant="bank", action="debit", payload=payload)])
 
 
+def noted(metadata: dict[str, str]) -> pb.ExecuteRequest:
+    """A request with this metadata."""
+    return pb.ExecuteRequest(branches=[branch()], metadata=metadata)
+
+
 WRONG_STARTS: dict[str, tuple[pb.ExecuteRequest, str, str]] = {
     "no branches": (execute_request(), "branches", "at least 1"),
     "65 branches": (execute_request(*[branch()] * 65), "branches", "has 65 branches; the limit is 64"),
@@ -93,6 +99,18 @@ WRONG_STARTS: dict[str, tuple[pb.ExecuteRequest, str, str]] = {
     "long action": (execute_request(branch(), branch(action="a" * 65)), "branches[1].action", "has 65 characters"),
     "content type": (typed("x" * 256), "branches[0].payload.content_type", "at most 255"),
     "content type control": (typed("a/b\r\n"), "branches[0].payload.content_type", "printable ASCII"),
+    "17 entries": (noted({f"k{n}": "" for n in range(17)}), "metadata", "has 17 entries; the limit is 16"),
+    "a million entries": (noted({f"{n:x}": "" for n in range(500_000)}), "metadata", "the limit is 16"),
+    "empty metadata key": (noted({"": "x"}), 'metadata[""]', "a key is 1 to 64 of A-Z a-z 0-9 . _ -"),
+    "long metadata key": (noted({"k" * 65: "x"}), f'metadata["{"k" * 64}"]', "has 65 characters; a key is 1 to 64"),
+    "metadata key letters": (noted({"naïve": "x"}), r'metadata["na\u00efve"]', "a key is 1 to 64"),
+    "metadata key blank": (noted({"a b": "x"}), 'metadata["a b"]', "is 'a b'; a key is"),
+    "metadata key newline": (noted({"a\n": "x"}), r'metadata["a\n"]', "a key is"),
+    "metadata key quote": (noted({'"': "x"}), r'metadata["\""]', "a key is"),
+    "metadata value": (noted({"tenant": "é" * 257}), 'metadata["tenant"]', "has 257 characters; the limit is 256"),
+    "metadata value NUL": (noted({"a": "x", "tenant": "a\0b"}), 'metadata["tenant"]', "control"),
+    "metadata value newline": (noted({"tenant": "a\n"}), 'metadata["tenant"]', "control"),
+    "metadata value bidi": (noted({"tenant": "a\u202eb"}), 'metadata["tenant"]', "unprintable"),
 }  # fmt: skip
 
 
@@ -114,6 +132,48 @@ def test_all_wrong_fields_are_named_at_once(coordinator: CoordinatorProcess) -> 
     request = execute_request(key="\n", timeout_ms=-1)
     error = refused(coordinator.coordinator_service().Execute, request)
     assert set(error.fields) == {"idempotency_key", "timeout", "branches"}
+    request.metadata["tenant"] = "\n"
+    error = refused(coordinator.coordinator_service().Execute, request)
+    assert set(error.fields) == {"idempotency_key", "timeout", "branches", 'metadata["tenant"]'}
+
+
+def test_many_wrong_entries_of_the_worst_kind_still_fit_into_the_answer(coordinator: CoordinatorProcess) -> None:
+    """It travels in trailing metadata, of which clients take 8 KiB."""
+    wrong = {chr(0x1F600 + n) * 100_000: "\0" * 100_000 for n in range(16)}
+    error = refused(coordinator.coordinator_service().Execute, noted(wrong))
+    assert (error.code, error.reason) == INVALID
+    assert all(field.startswith('metadata["') for field in error.fields)
+    assert "has 100000 characters; a key is 1 to 64" in error.message
+
+
+def test_text_that_is_no_unicode(coordinator: CoordinatorProcess) -> None:
+    """A lone surrogate, which protobuf's own writers refuse: its reader does not take the message either."""
+    wire = noted({"tenant": "aXYZb"}).SerializeToString().replace(b"XYZ", b"\xed\xa0\x80")
+    method: grpc.UnaryUnaryMultiCallable[bytes, bytes] = coordinator.channel().unary_unary(
+        "/tricord.v1.CoordinatorService/Execute"
+    )
+    with pytest.raises(grpc.RpcError, match="bad UTF-8"):
+        method(wire, timeout=CALL_S)
+
+
+WRONG_LOOK_UPS: dict[str, tuple[list[str], list[str], str]] = {
+    "none": ([], ["xids"], "has 0 xids; 1 to 1000 are needed"),
+    "too many": (["0" * 32] * 1_001, ["xids"], "has 1001 xids; 1 to 1000 are needed"),
+    "short": (["0" * 32] * 3 + ["12"], ["xids[3]"], "is not an xid: 32 hexadecimal digits"),
+    "letters": (["z" * 32, "0" * 32], ["xids[0]"], "is not an xid"),
+    "empty": (["0" * 32, ""], ["xids[1]"], "is not an xid"),
+    "control": (["0" * 31 + "\0"], ["xids[0]"], "is not an xid"),
+    "many": (["x"] * 1_000, [f"xids[{n}]" for n in range(5)], "is not an xid"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LOOK_UPS)
+def test_a_wrong_look_up(coordinator: CoordinatorProcess, name: str) -> None:
+    xids, fields, said = WRONG_LOOK_UPS[name]
+    error = refused(coordinator.coordinator_service().LookUp, pb.LookUpRequest(xids=xids))
+    assert (error.code, error.reason) == INVALID
+    assert list(error.fields) == fields
+    assert all(said in text for text in error.fields.values())
 
 
 def test_unknown_names(coordinator: CoordinatorProcess) -> None:
@@ -226,8 +286,10 @@ def test_what_is_just_within_the_limits_is_taken(tmp_path: Path) -> None:
             execute_request(*[small] * 64, key="k" * 255, timeout_ms=1),
             execute_request(*[large] * 7, key="é" * 255, timeout_ms=24 * 3_600_000),
         ):
+            request.metadata.update({f"{n:064}": "é" * 256 for n in range(16)})
             tx = service.Execute(request, timeout=5.0).transaction
             assert (tx.idempotency_key, len(tx.branches)) == (request.idempotency_key, len(request.branches))
             assert tx.timeout == request.timeout
+            assert tx.metadata == request.metadata
         assert counts(tmp_path / "tricord.db") == (2, 1)
         coordinator.kill()

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
 from participant_sdk import Call, ConfigurationError, Participant, Refused
 from participant_sdk.payload import encode
@@ -22,6 +24,10 @@ class Debit:
 @dataclass(frozen=True)
 class Held:
     hold: int
+
+
+class OwnSession(Session):
+    """A user's."""
 
 
 @pytest.fixture
@@ -205,10 +211,39 @@ def test_the_phases_must_agree_on_the_payload(bank: Participant) -> None:
 def test_annotations_may_be_text_and_the_connection_unknown(bank: Participant) -> None:
     def debit(call: Any, db: Any) -> Any: ...
 
-    debit.__annotations__.update({"call": "Call[Debit]", "db": "SomethingForTypeCheckersOnly", "return": "Held"})
+    debit.__annotations__.update({"call": "Call[Debit]", "db": "sa.Connection", "return": "Held"})
     action = complete(bank, debit)
     assert action.decode_payload(encode(Debit(5))) == Debit(5)
     assert action.decode_result(encode(Held(5))) == Held(5)
+    assert action.try_handler.session_class is None
+
+
+@pytest.mark.parametrize(
+    ("annotation", "session_class"),
+    [
+        (Connection, None),
+        (Any, None),
+        (Connection | None, None),
+        (Session, Session),
+        (Session | None, Session),
+        (OwnSession, OwnSession),
+        ("orm.Session", Session),
+    ],
+)
+def test_the_second_parameter_says_what_is_lent(bank: Participant, annotation: Any, session_class: Any) -> None:
+    def debit(call: Any, db: Any) -> Any: ...
+
+    debit.__annotations__.update({"call": "Call[Debit]", "db": annotation})
+    assert complete(bank, debit).try_handler.session_class is session_class
+
+
+@pytest.mark.parametrize("annotation", [AsyncConnection, AsyncSession, int, "SomethingElse", Connection | Session])
+def test_nothing_else_is_lent(bank: Participant, annotation: Any) -> None:
+    def debit(call: Any, db: Any) -> Any: ...
+
+    debit.__annotations__.update({"call": "Call[Debit]", "db": annotation})
+    with pytest.raises(ConfigurationError, match="with an Engine it is lent a Connection or Session"):
+        complete(bank, debit)
 
 
 @pytest.mark.parametrize(
@@ -231,10 +266,25 @@ def test_the_stored_result_comes_back_as_annotated(bank: Participant, annotation
     assert action.decode_result(None) is None
 
 
-@pytest.mark.parametrize("setting", ["try_workers", "phase2_workers", "waiting_max"])
-def test_settings_are_checked(engine: Engine, setting: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{setting} is 0, but must be 1 or more"):
-        Participant("bank-a", engine, **{setting: 0})
+@pytest.mark.parametrize(
+    ("setting", "value", "error"),
+    [
+        ("try_workers", 0, "try_workers is 0, but must be 1 or more"),
+        ("phase2_workers", 0, "phase2_workers is 0, but must be 1 or more"),
+        ("waiting_max", 0, "waiting_max is 0, but must be 1 or more"),
+        ("retention", timedelta(hours=24), "retention is 1 day, 0:00:00, but must be 1 day, 1:00:00 to"),
+        ("retention", timedelta(days=10_000), "retention is 10000 days"),
+    ],
+)
+def test_settings_are_checked(engine: Engine, setting: str, value: Any, error: str) -> None:
+    with pytest.raises(ConfigurationError, match=error):
+        Participant("bank-a", engine, **{setting: value})
+
+
+@pytest.mark.parametrize("lease", [timedelta(0), timedelta(milliseconds=999), timedelta(days=2)])
+def test_a_lease_is_checked(bank: Participant, lease: timedelta) -> None:
+    with pytest.raises(ConfigurationError, match=r"the lease of action 'charge' is .*, but must be 1 s to 1 day"):
+        bank.action("charge", external=True, lease=lease)
 
 
 def test_a_refusal_needs_a_reason() -> None:

@@ -9,11 +9,14 @@ import participant_sdk
 
 EXPORTED = [
     "AsyncTricordClient",
+    "AsyncXidServerInterceptor",
     "Branch",
     "BranchRefusal",
     "BranchState",
     "Call",
     "ConfigurationError",
+    "ContextThreadPoolExecutor",
+    "FenceTables",
     "IdempotencyKeyReused",
     "InvalidRequest",
     "OutcomeUnknown",
@@ -30,8 +33,17 @@ EXPORTED = [
     "TricordError",
     "UnknownParticipant",
     "Wait",
+    "XidClientInterceptor",
+    "XidMiddleware",
+    "XidServerInterceptor",
+    "async_xid_client_interceptors",
+    "bound",
     "branch",
+    "current_branch_id",
+    "current_xid",
+    "in_context",
     "metadata",
+    "outgoing_headers",
 ]
 
 

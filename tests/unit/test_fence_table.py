@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from participant_sdk.fence import TABLE, UNFINISHED, Phase, Status, Verdict, decide
+from participant_sdk.fence import EXTERNAL, TABLE, UNFINISHED, Phase, Progress, Status, Verdict, decide
 
 TRY, CONFIRM, CANCEL = Phase.TRY, Phase.CONFIRM, Phase.CANCEL
 TRIED, COMMITTED, ROLLBACKED, SUSPENDED = Status.TRIED, Status.COMMITTED, Status.ROLLBACKED, Status.SUSPENDED
@@ -45,19 +45,42 @@ UNFINISHED_CELLS = [
 
 @pytest.mark.parametrize(("phase", "status", "verdict"), UNFINISHED_CELLS)
 def test_unfinished_cell(phase: Phase, status: Status, verdict: Verdict) -> None:
-    assert decide(phase, status, True, finished=False) is verdict
-    assert decide(phase, status, False, finished=False) is Verdict.OTHER_CALL
+    assert decide(phase, status, True, Progress.UNFINISHED) is verdict
+    assert decide(phase, status, False, Progress.UNFINISHED) is Verdict.OTHER_CALL
 
 
 def test_there_are_no_other_unfinished_cells() -> None:
     assert set(UNFINISHED) == {(phase, status) for phase, status, _ in UNFINISHED_CELLS}
     for key in set(TABLE) - set(UNFINISHED):
-        assert decide(*key, True, finished=False) is TABLE[key]
+        assert decide(*key, True, Progress.UNFINISHED) is TABLE[key]
 
 
 def test_nothing_unfinished_is_ever_answered_done_by_the_call_that_left_it() -> None:
     left_by = {(TRY, TRIED), (CONFIRM, COMMITTED), (CANCEL, ROLLBACKED)}
-    assert {decide(*key, True, finished=False) for key in left_by} == {Verdict.HALF_DONE}
+    assert {decide(*key, True, Progress.UNFINISHED) for key in left_by} == {Verdict.HALF_DONE}
+
+
+LEASED, LAPSED = Progress.LEASED, Progress.LAPSED
+
+EXTERNAL_CELLS = [
+    (TRY, LEASED, Verdict.TRY_RUNS),
+    (TRY, LAPSED, Verdict.RUN_TRY_AGAIN),
+    (CONFIRM, LEASED, Verdict.CONFIRM_UNTRIED),
+    (CONFIRM, LAPSED, Verdict.CONFIRM_UNTRIED),
+    (CANCEL, LEASED, Verdict.TRY_RUNS),
+    (CANCEL, LAPSED, Verdict.RUN_CANCEL),
+]
+
+
+@pytest.mark.parametrize(("phase", "progress", "verdict"), EXTERNAL_CELLS)
+def test_cell_of_an_external_try(phase: Phase, progress: Progress, verdict: Verdict) -> None:
+    assert decide(phase, TRIED, True, progress) is verdict
+    assert decide(phase, TRIED, False, progress) is Verdict.OTHER_CALL
+
+
+def test_there_are_no_other_external_cells() -> None:
+    assert set(EXTERNAL) == {(phase, progress) for phase, progress, _ in EXTERNAL_CELLS}
+    assert len(EXTERNAL_CELLS) == len(Phase) * 2
 
 
 def test_there_are_no_other_cells() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from participant_sdk.steps import ending_verb
+from participant_sdk.handler import ending_verb
 
 
 @pytest.mark.parametrize(

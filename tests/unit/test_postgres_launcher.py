@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -13,6 +12,7 @@ import pytest
 
 from tests import postgres
 from tests.postgres import PostgresServer, PostgresUnavailable
+from tests.servers import alive, children, eventually
 
 pytestmark = pytest.mark.database
 
@@ -34,15 +34,6 @@ def fill(dsn: str, *numbers: int) -> None:
         connection.execute("CREATE TABLE IF NOT EXISTS t (n int)")
         for number in numbers:
             connection.execute("INSERT INTO t VALUES (%s)", [number])
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_committed_rows_survive_sigkill_on_the_same_address(server: PostgresServer) -> None:
@@ -107,9 +98,9 @@ def test_closing_leaves_no_file_and_no_process() -> None:
         folder, process = server._folder, server._process
         assert folder is not None
         assert process is not None
-        children = postgres._children(process.pid)
+        backends = children(process.pid)
     assert not folder.exists()
-    assert not any(map(postgres._alive, [process.pid, *children]))
+    assert not any(map(alive, [process.pid, *backends]))
     server.close()
 
 
@@ -131,7 +122,7 @@ def test_no_server_outlives_the_process_that_started_it(end: str) -> None:
     ended = subprocess.run([sys.executable, "-c", ABANDON, end], cwd=root, capture_output=True, text=True, check=False)
     pid, folder = ended.stdout.split()
     assert ended.returncode == (1 if end == "exception" else -signal.SIGKILL)
-    assert eventually(lambda: not postgres._alive(int(pid)) and not Path(folder).exists())
+    assert eventually(lambda: not alive(int(pid)) and not Path(folder).exists())
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root has to become somebody else")

@@ -22,7 +22,7 @@ from coordinator.model import (
     Step,
     Transaction,
 )
-from tricord.v1 import participant_pb2, types_pb2
+from tricord.v1 import coordinator_pb2, participant_pb2, types_pb2
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,9 @@ def test_a_transaction_on_the_wire() -> None:
     assert one.payload == types_pb2.Payload(data=b"\x00\x01", content_type="application/json")
     assert (two.refusal.reason, two.refusal.message) == ("sold_out", "none left")
     assert not two.HasField("result")
+    assert not message.metadata
+    with_metadata = tx._replace(spec=spec._replace(metadata=(("tenant", "a"), ("trace", "1"))))
+    assert dict(wire.transaction_message(with_metadata).metadata) == {"tenant": "a", "trace": "1"}
     undecided = wire.transaction_message(tx._replace(state=State.TRYING, decided_ms=0))
     assert not undecided.HasField("decide_time")
 
@@ -95,6 +98,21 @@ def test_keys_of_two_namespaces_never_meet() -> None:
 def test_what_is_no_xid(text: str) -> None:
     with pytest.raises(errors.InvalidRequest):
         wire.read_xid(text)
+
+
+def test_xids_of_a_look_up_are_taken_once_each_in_their_order() -> None:
+    first, second = "ab" * 16, "CD" * 16
+    assert wire.read_xids([second, first, second.lower(), f"{first[:8]}-{first[8:]}"]) == [b"\xcd" * 16, b"\xab" * 16]
+    assert len(wire.read_xids([f"{n:032x}" for n in range(1_000)])) == 1_000
+
+
+def test_a_requests_metadata_is_kept_in_the_order_of_its_keys() -> None:
+    """What is stored does not depend on how a client's map happens to be ordered."""
+    branch = coordinator_pb2.BranchRequest(participant="bank", action="debit")
+    request = coordinator_pb2.ExecuteRequest(branches=[branch], metadata={"b": "2", "a": "1", "c": ""})
+    assert wire.Starting(request, "", 1_000).metadata == (("a", "1"), ("b", "2"), ("c", ""))
+    request.ClearField("metadata")
+    assert wire.Starting(request, "", 1_000).metadata == ()
 
 
 def test_xids_sort_by_time() -> None:

@@ -26,25 +26,35 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from tricord.v1 import types_pb2 as tricord_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctricord/v1/coordinator.proto\x12\ntricord.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16tricord/v1/types.proto\"Z\n\rBranchRequest\x12\x13\n\x0bparticipant\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12$\n\x07payload\x18\x03 \x01(\x0b\x32\x13.tricord.v1.Payload\"\xa2\x01\n\x0e\x45xecuteRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x62ranches\x18\x03 \x03(\x0b\x32\x19.tricord.v1.BranchRequest\x12\x1e\n\x04wait\x18\x04 \x01(\x0e\x32\x10.tricord.v1.Wait\"?\n\x0f\x45xecuteResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"<\n\nGetRequest\x12\r\n\x03xid\x18\x01 \x01(\tH\x00\x12\x19\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x42\x04\n\x02\x62y\";\n\x0bGetResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction*A\n\x04Wait\x12\x14\n\x10WAIT_UNSPECIFIED\x10\x00\x12\x10\n\x0cWAIT_DECIDED\x10\x01\x12\x11\n\rWAIT_FINISHED\x10\x02\x32\x90\x01\n\x12\x43oordinatorService\x12\x42\n\x07\x45xecute\x12\x1a.tricord.v1.ExecuteRequest\x1a\x1b.tricord.v1.ExecuteResponse\x12\x36\n\x03Get\x12\x16.tricord.v1.GetRequest\x1a\x17.tricord.v1.GetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctricord/v1/coordinator.proto\x12\ntricord.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16tricord/v1/types.proto\"Z\n\rBranchRequest\x12\x13\n\x0bparticipant\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12$\n\x07payload\x18\x03 \x01(\x0b\x32\x13.tricord.v1.Payload\"\x8f\x02\n\x0e\x45xecuteRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x62ranches\x18\x03 \x03(\x0b\x32\x19.tricord.v1.BranchRequest\x12\x1e\n\x04wait\x18\x04 \x01(\x0e\x32\x10.tricord.v1.Wait\x12:\n\x08metadata\x18\x05 \x03(\x0b\x32(.tricord.v1.ExecuteRequest.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\x0f\x45xecuteResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"<\n\nGetRequest\x12\r\n\x03xid\x18\x01 \x01(\tH\x00\x12\x19\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x42\x04\n\x02\x62y\";\n\x0bGetResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"\x1d\n\rLookUpRequest\x12\x0c\n\x04xids\x18\x01 \x03(\t\"O\n\x13TransactionProgress\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.tricord.v1.TransactionState\"n\n\x0eLookUpResponse\x12\x35\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1f.tricord.v1.TransactionProgress\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04*A\n\x04Wait\x12\x14\n\x10WAIT_UNSPECIFIED\x10\x00\x12\x10\n\x0cWAIT_DECIDED\x10\x01\x12\x11\n\rWAIT_FINISHED\x10\x02\x32\xd1\x01\n\x12\x43oordinatorService\x12\x42\n\x07\x45xecute\x12\x1a.tricord.v1.ExecuteRequest\x1a\x1b.tricord.v1.ExecuteResponse\x12\x36\n\x03Get\x12\x16.tricord.v1.GetRequest\x1a\x17.tricord.v1.GetResponse\x12?\n\x06LookUp\x12\x19.tricord.v1.LookUpRequest\x1a\x1a.tricord.v1.LookUpResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tricord.v1.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WAIT']._serialized_start=545
-  _globals['_WAIT']._serialized_end=610
+  _globals['_EXECUTEREQUEST_METADATAENTRY']._loaded_options = None
+  _globals['_EXECUTEREQUEST_METADATAENTRY']._serialized_options = b'8\001'
+  _globals['_WAIT']._serialized_start=878
+  _globals['_WAIT']._serialized_end=943
   _globals['_BRANCHREQUEST']._serialized_start=100
   _globals['_BRANCHREQUEST']._serialized_end=190
   _globals['_EXECUTEREQUEST']._serialized_start=193
-  _globals['_EXECUTEREQUEST']._serialized_end=355
-  _globals['_EXECUTERESPONSE']._serialized_start=357
-  _globals['_EXECUTERESPONSE']._serialized_end=420
-  _globals['_GETREQUEST']._serialized_start=422
-  _globals['_GETREQUEST']._serialized_end=482
-  _globals['_GETRESPONSE']._serialized_start=484
-  _globals['_GETRESPONSE']._serialized_end=543
-  _globals['_COORDINATORSERVICE']._serialized_start=613
-  _globals['_COORDINATORSERVICE']._serialized_end=757
+  _globals['_EXECUTEREQUEST']._serialized_end=464
+  _globals['_EXECUTEREQUEST_METADATAENTRY']._serialized_start=417
+  _globals['_EXECUTEREQUEST_METADATAENTRY']._serialized_end=464
+  _globals['_EXECUTERESPONSE']._serialized_start=466
+  _globals['_EXECUTERESPONSE']._serialized_end=529
+  _globals['_GETREQUEST']._serialized_start=531
+  _globals['_GETREQUEST']._serialized_end=591
+  _globals['_GETRESPONSE']._serialized_start=593
+  _globals['_GETRESPONSE']._serialized_end=652
+  _globals['_LOOKUPREQUEST']._serialized_start=654
+  _globals['_LOOKUPREQUEST']._serialized_end=683
+  _globals['_TRANSACTIONPROGRESS']._serialized_start=685
+  _globals['_TRANSACTIONPROGRESS']._serialized_end=764
+  _globals['_LOOKUPRESPONSE']._serialized_start=766
+  _globals['_LOOKUPRESPONSE']._serialized_end=876
+  _globals['_COORDINATORSERVICE']._serialized_start=946
+  _globals['_COORDINATORSERVICE']._serialized_end=1155
 # @@protoc_insertion_point(module_scope)

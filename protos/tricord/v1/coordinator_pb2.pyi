@@ -75,10 +75,31 @@ Global___BranchRequest: _TypeAlias = BranchRequest  # noqa: Y015
 class ExecuteRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     BRANCHES_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """1 to 255 characters. Empty: the transaction has no key and cannot be asked for again by one."""
     wait: Global___Wait.ValueType
@@ -88,6 +109,13 @@ class ExecuteRequest(_message.Message):
 
     @_builtins.property
     def branches(self) -> _containers.RepeatedCompositeFieldContainer[Global___BranchRequest]: ...
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Handed to every participant with every call: a tenant, a trace. At most 16 entries; a key has 1 to 64 characters of
+        A-Z a-z 0-9 . _ -, a value at most 256 printable characters. Not part of what makes two requests the same: a
+        repeat with other metadata finds the transaction with the metadata that it was begun with.
+        """
+
     def __init__(
         self,
         *,
@@ -95,10 +123,11 @@ class ExecuteRequest(_message.Message):
         timeout: _duration_pb2.Duration | None = ...,
         branches: _abc.Iterable[Global___BranchRequest] | None = ...,
         wait: Global___Wait.ValueType = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "idempotency_key", b"idempotency_key", "timeout", b"timeout", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "idempotency_key", b"idempotency_key", "metadata", b"metadata", "timeout", b"timeout", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -167,3 +196,82 @@ class GetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetResponse: _TypeAlias = GetResponse  # noqa: Y015
+
+@_typing.final
+class LookUpRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    XIDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def xids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """1 to 1,000."""
+
+    def __init__(
+        self,
+        *,
+        xids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["xids", b"xids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LookUpRequest: _TypeAlias = LookUpRequest  # noqa: Y015
+
+@_typing.final
+class TransactionProgress(_message.Message):
+    """How far one transaction has come. CONFIRMED and CANCELLED are final: no call of it is owed any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    XID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    xid: _builtins.str
+    """32 lowercase hexadecimal digits, however it was asked for."""
+    state: _types_pb2.TransactionState.ValueType
+    def __init__(
+        self,
+        *,
+        xid: _builtins.str = ...,
+        state: _types_pb2.TransactionState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionProgress: _TypeAlias = TransactionProgress  # noqa: Y015
+
+@_typing.final
+class LookUpResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTIONS_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Names the store that was read; made with it, and never changed."""
+    incarnation: _builtins.int
+    """Which history of that store was read: PostgreSQL's timeline, another one after a failover or a restore to a point
+    in time. 0: not known (SQLite, or the coordinator's role may not ask). Read together with the states.
+    """
+    @_builtins.property
+    def transactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionProgress]:
+        """Those that have a stored record, each once, in no order."""
+
+    def __init__(
+        self,
+        *,
+        transactions: _abc.Iterable[Global___TransactionProgress] | None = ...,
+        store_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "store_id", b"store_id", "transactions", b"transactions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LookUpResponse: _TypeAlias = LookUpResponse  # noqa: Y015

@@ -44,6 +44,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=tricord_dot_v1_dot_coordinator__pb2.GetRequest.SerializeToString,
                 response_deserializer=tricord_dot_v1_dot_coordinator__pb2.GetResponse.FromString,
                 _registered_method=True)
+        self.LookUp = channel.unary_unary(
+                '/tricord.v1.CoordinatorService/LookUp',
+                request_serializer=tricord_dot_v1_dot_coordinator__pb2.LookUpRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_coordinator__pb2.LookUpResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServiceServicer(object):
@@ -65,6 +70,15 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LookUp(self, request, context):
+        """Tells how far many transactions have come, for participants that settle or purge what they have stored. Only what
+        is durable is told, and a transaction is in the answer only if there is a record of it. Absence says that this
+        store knows nothing of it, and never that it was cancelled: the store may have been restored, or be another one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +91,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Get,
                     request_deserializer=tricord_dot_v1_dot_coordinator__pb2.GetRequest.FromString,
                     response_serializer=tricord_dot_v1_dot_coordinator__pb2.GetResponse.SerializeToString,
+            ),
+            'LookUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.LookUp,
+                    request_deserializer=tricord_dot_v1_dot_coordinator__pb2.LookUpRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_coordinator__pb2.LookUpResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +152,33 @@ class CoordinatorService(object):
             '/tricord.v1.CoordinatorService/Get',
             tricord_dot_v1_dot_coordinator__pb2.GetRequest.SerializeToString,
             tricord_dot_v1_dot_coordinator__pb2.GetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LookUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.CoordinatorService/LookUp',
+            tricord_dot_v1_dot_coordinator__pb2.LookUpRequest.SerializeToString,
+            tricord_dot_v1_dot_coordinator__pb2.LookUpResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,11 @@ class CoordinatorServiceStub:
     """
     Get: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetRequest, _coordinator_pb2.GetResponse]
     """Reads one transaction by xid or by idempotency key. NOT_FOUND for a key means "not yet known"."""
+    LookUp: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.LookUpRequest, _coordinator_pb2.LookUpResponse]
+    """Tells how far many transactions have come, for participants that settle or purge what they have stored. Only what
+    is durable is told, and a transaction is in the answer only if there is a record of it. Absence says that this
+    store knows nothing of it, and never that it was cancelled: the store may have been restored, or be another one.
+    """
 
 @_typing.type_check_only
 class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
@@ -49,6 +54,11 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """
     Get: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetRequest, _coordinator_pb2.GetResponse]  # type: ignore[assignment]
     """Reads one transaction by xid or by idempotency key. NOT_FOUND for a key means "not yet known"."""
+    LookUp: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.LookUpRequest, _coordinator_pb2.LookUpResponse]  # type: ignore[assignment]
+    """Tells how far many transactions have come, for participants that settle or purge what they have stored. Only what
+    is durable is told, and a transaction is in the answer only if there is a record of it. Absence says that this
+    store knows nothing of it, and never that it was cancelled: the store may have been restored, or be another one.
+    """
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -69,5 +79,16 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.GetResponse, _abc.Awaitable[_coordinator_pb2.GetResponse]]:
         """Reads one transaction by xid or by idempotency key. NOT_FOUND for a key means "not yet known"."""
+
+    @_abc_1.abstractmethod
+    def LookUp(
+        self,
+        request: _coordinator_pb2.LookUpRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.LookUpResponse, _abc.Awaitable[_coordinator_pb2.LookUpResponse]]:
+        """Tells how far many transactions have come, for participants that settle or purge what they have stored. Only what
+        is durable is told, and a transaction is in the answer only if there is a record of it. Absence says that this
+        store knows nothing of it, and never that it was cancelled: the store may have been restored, or be another one.
+        """
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

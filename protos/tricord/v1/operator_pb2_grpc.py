@@ -50,7 +50,7 @@ class OperatorServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def List(self, request, context):
-        """Lists transactions, newest first, without the bytes of their payloads and results.
+        """Lists transactions, newest first, without their metadata and the bytes of their payloads and results.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,14 +32,14 @@ class OperatorServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> OperatorServiceAsyncStub: ...
     List: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListRequest, _operator_pb2.ListResponse]
-    """Lists transactions, newest first, without the bytes of their payloads and results."""
+    """Lists transactions, newest first, without their metadata and the bytes of their payloads and results."""
     Get: _grpc.UnaryUnaryMultiCallable[_operator_pb2.OperatorServiceGetRequest, _operator_pb2.OperatorServiceGetResponse]
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     List: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListRequest, _operator_pb2.ListResponse]  # type: ignore[assignment]
-    """Lists transactions, newest first, without the bytes of their payloads and results."""
+    """Lists transactions, newest first, without their metadata and the bytes of their payloads and results."""
     Get: _aio.UnaryUnaryMultiCallable[_operator_pb2.OperatorServiceGetRequest, _operator_pb2.OperatorServiceGetResponse]  # type: ignore[assignment]
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -49,7 +49,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.ListRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.ListResponse, _abc.Awaitable[_operator_pb2.ListResponse]]:
-        """Lists transactions, newest first, without the bytes of their payloads and results."""
+        """Lists transactions, newest first, without their metadata and the bytes of their payloads and results."""
 
     @_abc_1.abstractmethod
     def Get(

@@ -75,6 +75,26 @@ Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 class Call(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CALL_ID_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     XID_FIELD_NUMBER: _builtins.int
@@ -84,6 +104,7 @@ class Call(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Unique on its stream; the reply carries it."""
     phase: Global___Phase.ValueType
@@ -101,6 +122,10 @@ class Call(_message.Message):
     def timeout(self) -> _duration_pb2.Duration:
         """How long the coordinator waits for the reply, from when it sent the call."""
 
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What the initiator sent along with the transaction; the same in every phase and attempt."""
+
     def __init__(
         self,
         *,
@@ -113,10 +138,11 @@ class Call(_message.Message):
         payload: _types_pb2.Payload | None = ...,
         attempt: _builtins.int = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attempt", b"attempt", "branch_id", b"branch_id", "call_id", b"call_id", "participant", b"participant", "payload", b"payload", "phase", b"phase", "timeout", b"timeout", "xid", b"xid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attempt", b"attempt", "branch_id", b"branch_id", "call_id", b"call_id", "metadata", b"metadata", "participant", b"participant", "payload", b"payload", "phase", b"phase", "timeout", b"timeout", "xid", b"xid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -206,6 +206,26 @@ Global___Branch: _TypeAlias = Branch  # noqa: Y015
 class Transaction(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     XID_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
@@ -218,6 +238,7 @@ class Transaction(_message.Message):
     DECIDE_TIME_FIELD_NUMBER: _builtins.int
     CANCEL_REASON_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     xid: _builtins.str
     idempotency_key: _builtins.str
     state: Global___TransactionState.ValueType
@@ -241,6 +262,10 @@ class Transaction(_message.Message):
     def decide_time(self) -> _timestamp_pb2.Timestamp:
         """When it was decided; absent while TRYING."""
 
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What the initiator sent along."""
+
     def __init__(
         self,
         *,
@@ -256,10 +281,11 @@ class Transaction(_message.Message):
         decide_time: _timestamp_pb2.Timestamp | None = ...,
         cancel_reason: _builtins.str = ...,
         version: _builtins.int = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "deadline_time", b"deadline_time", "decide_time", b"decide_time", "timeout", b"timeout", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "branches", b"branches", "cancel_reason", b"cancel_reason", "create_time", b"create_time", "deadline_time", b"deadline_time", "decide_time", b"decide_time", "idempotency_key", b"idempotency_key", "state", b"state", "timeout", b"timeout", "update_time", b"update_time", "version", b"version", "xid", b"xid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "branches", b"branches", "cancel_reason", b"cancel_reason", "create_time", b"create_time", "deadline_time", b"deadline_time", "decide_time", b"decide_time", "idempotency_key", b"idempotency_key", "metadata", b"metadata", "state", b"state", "timeout", b"timeout", "update_time", b"update_time", "version", b"version", "xid", b"xid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

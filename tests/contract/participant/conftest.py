@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.participant.world import FLAVOURS, World, postgres_url, sqlite_url
+from tests.mariadb import asyncmy_url, pymysql_url
 
 
 @pytest.fixture(params=FLAVOURS)
@@ -17,8 +18,12 @@ def flavour(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def participant_url(flavour: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of a fresh database of the flavour's kind, for SQLAlchemy."""
-    if flavour.startswith("sqlite"):
-        return sqlite_url(tmp_path)
+    database, stack, *_ = flavour.split("-")
+    if database == "sqlite":
+        return sqlite_url(tmp_path, asynchronous=stack == "async")
+    if database == "mariadb":
+        dsn = request.getfixturevalue("mariadb_database")
+        return asyncmy_url(dsn) if stack == "async" else pymysql_url(dsn)
     return postgres_url(request.getfixturevalue("pg_database"))
 
 

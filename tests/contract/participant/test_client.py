@@ -110,6 +110,15 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Get(self, request: Any, context: Any) -> coordinator_pb2.GetResponse:
         return coordinator_pb2.GetResponse(transaction=await self._next(request, context))
 
+    async def LookUp(self, request: Any, context: Any) -> coordinator_pb2.LookUpResponse:
+        """The state of one transaction, and for another a state that nobody knows."""
+        found = await self._next(request, context)
+        answers = [
+            coordinator_pb2.TransactionProgress(xid=found.xid, state=found.state),
+            coordinator_pb2.TransactionProgress(xid="a" * 32, state=99),  # type: ignore[arg-type]
+        ]
+        return coordinator_pb2.LookUpResponse(transactions=answers, store_id="store", incarnation=7)
+
 
 class Client:
     """Either client, called from asyncio."""

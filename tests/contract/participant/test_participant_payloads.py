@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
+import pydantic
 import pytest
 from google.protobuf.wrappers_pb2 import Int64Value
 
@@ -12,11 +14,25 @@ from participant_sdk.payload import encode
 from tests.contract.participant.world import CANCEL, CONFIRM, DONE, REFUSED, TRY, World, new_xid
 from tricord.v1 import types_pb2
 
+class Line(pydantic.BaseModel):
+    """As a user would write it."""
+
+    amount: int = pydantic.Field(alias="Amount", ge=0)
+
+
+class Hold(msgspec.Struct, rename="camel"):
+    """As a user would write it."""
+
+    hold_id: int
+
+
 KINDS: dict[str, tuple[Any, Any, Any, Any]] = {
     # action: payload type, result type, payload, what Try returns for it
     "protobuf": (types_pb2.Refusal, Int64Value, types_pb2.Refusal(reason="r"), Int64Value(value=7)),
     "dict": (dict[str, int], dict, {"a": 1}, {"hold": [1, None]}),
     "bytes": (bytes, bytes, b"\x00\xff", b"\xfe\x00"),
+    "pydantic": (Line, Line, Line(Amount=1), Line(Amount=2)),
+    "msgspec": (Hold, Hold, Hold(1), Hold(2)),
     "untyped_result": (bytes, None, b"x", {"hold": 1}),
 }
 
@@ -107,4 +123,4 @@ async def test_large_payloads_and_results_travel(world: World, seen: Seen) -> No
     replies = await world.exchange(*([message] for message in messages))
     assert [replies[n].outcome for n in range(1, 9)] == [DONE] * 8
     await asyncio.gather(*(world.call(CONFIRM, each.xid, action="bytes", payload=payload) for each in messages))
-    assert len(seen.calls) == 16
+    assert len(seen.calls) >= 16  # under SERIALIZABLE some lose a race and run again

@@ -31,7 +31,7 @@ sqlite_only = pytest.mark.parametrize("flavour", ["sqlite-sync", "sqlite-async"]
 sync_only = pytest.mark.parametrize("flavour", ["sqlite-sync", "postgres-sync"], indirect=True)
 
 
-def participant_on(engine: Any, **settings: int) -> Participant:
+def participant_on(engine: Any, **settings: Any) -> Participant:
     bank = Participant("bank", engine, **settings)
     if hasattr(engine, "sync_engine"):
 
@@ -177,9 +177,9 @@ async def test_a_pool_without_a_limit_is_taken(world: World) -> None:
         await world.dispose(engine)
 
 
-def test_a_database_that_is_not_supported_yet_is_refused() -> None:
-    engine = create_engine("mysql+pymysql://localhost/x", module=_Driver())
-    with pytest.raises(ConfigurationError, match="mysql is not supported yet"):
+def test_a_database_that_is_not_supported_is_refused() -> None:
+    engine = create_engine("mssql+pymssql://localhost/x", module=_Driver())
+    with pytest.raises(ConfigurationError, match="mssql is not supported: the fence needs PostgreSQL, MariaDB or"):
         participant_on(engine).prepare()
 
 
@@ -187,7 +187,7 @@ class _Driver:
     """Enough of a driver to make an engine that never connects."""
 
     paramstyle = "pyformat"
-    version_info = (1, 4, 6)
+    __version__ = "2.3.0"
     Error = Exception
 
 
@@ -299,7 +299,9 @@ async def test_a_participant_on_the_programs_own_server(flavour: str, participan
 async def test_several_participants_on_one_server(flavour: str, participant_url: str, tmp_path: Path) -> None:
     """Two fence databases in one process, behind one address; a server calls one ParticipantService only."""
     (tmp_path / "second").mkdir()
-    second_url = participant_url if flavour.startswith("postgres") else sqlite_url(tmp_path / "second")
+    second_url = participant_url
+    if flavour.startswith("sqlite"):
+        second_url = sqlite_url(tmp_path / "second", asynchronous=flavour.endswith("async"))
     worlds = [World(flavour, participant_url, "bank-a"), World(flavour, second_url, "bank-b")]
     workers = ThreadPoolExecutor(24)
     server: Any = grpc.aio.server() if worlds[0].is_async else grpc.server(workers)

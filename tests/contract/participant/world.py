@@ -7,6 +7,7 @@ has no unique key, so an effect that happens twice is seen twice.
 import asyncio
 import secrets
 import threading
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +25,18 @@ TRY, CONFIRM, CANCEL = participant_pb2.PHASE_TRY, participant_pb2.PHASE_CONFIRM,
 DONE, REFUSED = participant_pb2.OUTCOME_DONE, participant_pb2.OUTCOME_REFUSED
 UNKNOWN, VIOLATION = participant_pb2.OUTCOME_UNKNOWN, participant_pb2.OUTCOME_VIOLATION
 
-FLAVOURS = ("sqlite-sync", "sqlite-async", "postgres-sync", "postgres-async")
+FLAVOURS = (
+    "sqlite-sync",
+    "sqlite-async",
+    "postgres-sync",
+    "postgres-async",
+    "postgres-sync-repeatable_read",
+    "postgres-async-serializable",
+    "mariadb-sync",
+    "mariadb-async",
+    "mariadb-sync-read_committed",
+)
+"""Database, stack, and isolation level if it is not the database's own default."""
 WAIT_SECONDS = 20.0
 
 
@@ -92,8 +104,11 @@ def do_try(db: Connection, call: Call[Debit]) -> Any:
             if db.dialect.name == "sqlite":
                 _swallow(db, "INSERT OR ROLLBACK INTO things VALUES (1)")
                 effect(db, call, "went on")
-            else:
+            elif db.dialect.name == "postgresql":
                 _swallow(db, "INSERT INTO things VALUES (1)")
+            else:  # what InnoDB does at a deadlock
+                db.connection.dbapi_connection.rollback()  # type: ignore[union-attr]
+                effect(db, call, "went on")
             return Held("went on") if mode == "swallow_error" else None
         case "refuse_after_error":
             try:
@@ -175,10 +190,13 @@ def do_phase2(db: Connection, call: Call[Debit], what: str) -> None:
 class World:
     """One participant, served, and what a coordinator and an auditor need to look at it."""
 
-    def __init__(self, flavour: str, url: str, name: str = "bank", **settings: int) -> None:
+    def __init__(self, flavour: str, url: str, name: str = "bank", **settings: Any) -> None:
         self.flavour = flavour
-        self.is_sqlite = flavour.startswith("sqlite")
-        self.is_async = flavour.endswith("async")
+        database, stack, *level = flavour.split("-")
+        self.is_sqlite = database == "sqlite"
+        self.is_postgres = database == "postgres"
+        self.is_async = stack == "async"
+        self.isolation = {"isolation_level": level[0].replace("_", " ").upper()} if level else {}
         self.url = url
         self.name = name
         self.settings = settings
@@ -189,8 +207,9 @@ class World:
         self.serving: Any = None
 
     def make_engine(self, **options: Any) -> Any:
+        options = {**self.isolation, **options}
         if self.is_async:
-            return create_async_engine(self.url.replace("sqlite:", "sqlite+aiosqlite:"), **options)
+            return create_async_engine(self.url, **options)
         return create_engine(self.url, **options)
 
     def gate(self, account: str) -> Gate:
@@ -235,16 +254,17 @@ class World:
             engine.dispose()
 
     def create_business_tables(self) -> None:
-        deferred = "" if self.is_sqlite else "REFERENCES things DEFERRABLE INITIALLY DEFERRED"
+        deferred = "REFERENCES things DEFERRABLE INITIALLY DEFERRED" if self.is_postgres else ""
+        ignore = "ON CONFLICT DO NOTHING" if self.is_sqlite or self.is_postgres else "ON DUPLICATE KEY UPDATE {0} = {0}"
         with self.auditor.begin() as db:
             if db.dialect.name == "sqlite":
                 db.exec_driver_sql("PRAGMA journal_mode = WAL")
             db.execute(text("CREATE TABLE IF NOT EXISTS effects (xid text, branch_id bigint, what text)"))
             db.execute(text("CREATE TABLE IF NOT EXISTS things (id int PRIMARY KEY)"))
             db.execute(text(f"CREATE TABLE IF NOT EXISTS children (thing int {deferred})"))
-            db.execute(text("CREATE TABLE IF NOT EXISTS counters (name text PRIMARY KEY, n int)"))
-            db.execute(text("INSERT INTO things VALUES (1) ON CONFLICT DO NOTHING"))
-            db.execute(text("INSERT INTO counters VALUES ('hot', 0) ON CONFLICT DO NOTHING"))
+            db.execute(text("CREATE TABLE IF NOT EXISTS counters (name varchar(50) PRIMARY KEY, n int)"))
+            db.execute(text(f"INSERT INTO things VALUES (1) {ignore.format('id')}"))
+            db.execute(text(f"INSERT INTO counters VALUES ('hot', 0) {ignore.format('n')}"))
 
     def query(self, sql: str, **values: Any) -> list[tuple[Any, ...]]:
         with self.auditor.connect() as db:
@@ -337,8 +357,8 @@ def _define_async(bank: Participant, gates: dict[str, Gate]) -> None:
         await db.run_sync(do_phase2, call, "cancel")
 
 
-def sqlite_url(directory: Path) -> str:
-    return f"sqlite:///{directory / 'bank.db'}"
+def sqlite_url(directory: Path, *, asynchronous: bool = False) -> str:
+    return f"sqlite{'+aiosqlite' if asynchronous else ''}:///{directory / 'bank.db'}"
 
 
 def postgres_url(dsn: str) -> str:
@@ -346,11 +366,12 @@ def postgres_url(dsn: str) -> str:
 
 
 def _sync_url(url: str) -> str:
-    return url.replace("sqlite+aiosqlite:", "sqlite:")
+    return url.replace("sqlite+aiosqlite:", "sqlite:").replace("mysql+asyncmy:", "mysql+pymysql:")
 
 
 def new_xid() -> str:
-    return secrets.token_hex(16)
+    """A UUIDv7, as a coordinator makes them."""
+    return f"{int(time.time() * 1000):012x}7{secrets.token_hex(2)[1:]}8{secrets.token_hex(8)[1:]}"
 
 
 def payload_of(**fields: Any) -> Any:

@@ -1,0 +1,133 @@
+"""Reading what a handler's annotations say: its payload, its result, and what it wants to be lent.
+
+Annotations may be text, may name things that are imported for type checkers only, and are evaluated only when asked
+for from Python 3.14 on. So each is looked up by itself, and one that is not needed may stay unreadable.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, Final
+
+from sqlalchemy import Connection
+
+from participant_sdk.errors import ConfigurationError
+
+if sys.version_info >= (3, 14):
+    import annotationlib
+
+_LENT: Final = {False: ("Connection", "Session"), True: ("AsyncConnection", "AsyncSession")}
+
+
+class Unreadable(str):
+    """The text of an annotation that cannot be looked up."""
+
+
+def annotations_of(handler: Callable[..., Any]) -> tuple[Any, Any]:
+    """The annotations of the first parameter and of the result, each None if there is none.
+
+    A result's that cannot be looked up is taken for none. Raises ConfigurationError for such a parameter.
+    """
+    first, _, result = _read(handler)
+    if isinstance(first, Unreadable):
+        raise ConfigurationError(
+            f"the annotation {str(first)!r} of {getattr(handler, '__qualname__', handler)} cannot be looked up; the "
+            "payload type must be a global of its module"
+        )
+    return first, None if isinstance(result, Unreadable) else result
+
+
+def second_argument(who: str, handler: Callable[..., Any], *, asynchronous: bool) -> Any:
+    """The class of the ORM session that the handler wants, None if it wants the connection (or does not say).
+
+    Raises ConfigurationError if its second parameter is annotated as anything else.
+    """
+    _, annotation, _ = _read(handler)
+    if annotation is None or annotation is Any:
+        return None
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):  # "Connection | None", for unit tests
+        members = [member for member in typing.get_args(annotation) if member is not type(None)]
+        annotation = members[0] if len(members) == 1 else annotation
+    name = str(annotation).rpartition(".")[2] if isinstance(annotation, Unreadable) else type_name(annotation)
+    if isinstance(annotation, type):
+        if asynchronous:
+            from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+            if issubclass(annotation, AsyncSession):
+                return annotation
+            if annotation is AsyncConnection:
+                return None
+        else:
+            from sqlalchemy.orm import Session
+
+            if issubclass(annotation, Session):
+                return annotation
+            if annotation is Connection:
+                return None
+    elif isinstance(annotation, Unreadable) and name in _LENT[asynchronous]:
+        return _named(name)
+    lent = " or ".join(_LENT[asynchronous])
+    engine = "an AsyncEngine" if asynchronous else "an Engine"
+    raise ConfigurationError(
+        f"{who} has a second parameter annotated {name}: with {engine} it is lent a {lent}; annotate it as one of them"
+    )
+
+
+def _named(name: str) -> Any:
+    if name == "Session":
+        from sqlalchemy.orm import Session
+
+        return Session
+    if name == "AsyncSession":
+        from sqlalchemy.ext.asyncio import AsyncSession
+
+        return AsyncSession
+    return None
+
+
+def _read(handler: Callable[..., Any]) -> tuple[Any, Any, Any]:
+    """The annotations of the first two parameters and of the result."""
+    function = inspect.unwrap(handler)
+    function = getattr(function, "__func__", function)
+    namespace = getattr(function, "__globals__", {})
+    names = [parameter.name for parameter in signature_of(handler).parameters.values()]
+    hints = _raw_annotations(function)
+
+    def look_up(name: str) -> Any:
+        annotation = hints.get(name)
+        if not isinstance(annotation, str):
+            return annotation
+        try:
+            return eval(annotation, namespace)
+        except Exception:
+            return Unreadable(annotation)
+
+    return look_up(names[0]), look_up(names[1]) if len(names) > 1 else None, look_up("return")
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature, also where its annotations cannot be evaluated."""
+    if sys.version_info >= (3, 14):  # where annotations are evaluated only when asked for
+        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+    return inspect.signature(function)
+
+
+def _raw_annotations(function: Any) -> dict[str, Any]:
+    if sys.version_info >= (3, 14):
+        found = annotationlib.get_annotations(function, format=annotationlib.Format.FORWARDREF)
+        return {name: _text_of(annotation) for name, annotation in found.items()}
+    return inspect.get_annotations(function)
+
+
+def _text_of(annotation: Any) -> Any:
+    """A forward reference as the text that it stands for."""
+    return annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
+
+
+def type_name(kind: Any) -> str:
+    """How a type is called in an error."""
+    return getattr(kind, "__name__", None) or str(kind)

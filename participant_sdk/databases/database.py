@@ -1,0 +1,164 @@
+"""What the fence asks of a database. Each method is a script: a generator of steps on the call's connection.
+
+The scripts keep one order on every database: begin, with every wait bounded below the call's time; meet the branch's
+row; the SDK's savepoint; (the handler); release of the savepoint, without which nothing is committed; the last
+statement of the call, which must hit exactly one row; COMMIT. They decide nothing: that is `local_transaction`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import suppress
+from typing import Any, ClassVar, Final, TypeVar
+
+from sqlalchemy import Connection, Dialect
+from sqlalchemy import exc as sqlalchemy_errors
+
+from participant_sdk.call import IncomingCall, Refusal
+from participant_sdk.fence import Phase, Status
+from participant_sdk.fence_row import FenceRow, Meeting
+from participant_sdk.fence_tables import FenceTables
+from participant_sdk.payload import Payload
+from participant_sdk.steps import CallFailed, Step
+
+R = TypeVar("R")
+Script = Generator[Step, Any, R]
+
+SAVEPOINT: Final = "SAVEPOINT tricord_handler"
+ROLLBACK_TO: Final = "ROLLBACK TO SAVEPOINT tricord_handler"
+RELEASE: Final = "RELEASE SAVEPOINT tricord_handler"
+
+LOCK_WAIT_MIN_MS: Final = 50
+PHASE2_WAIT_MIN_MS: Final = 1_000
+REPLY_MARGIN_MS: Final = 100
+"""Left of a call's time for answering "unknown" after a wait that was in vain."""
+IDLE_MIN_MS: Final = 10_000
+
+FENCE_CHECKED: Final = "tricord.fence_id"
+
+
+class Database(ABC):
+    """A database with the fence's tables in it, and the SQL for them.
+
+    `fence_id` is known once the tables are made. `one_writer`: only one local transaction can write at a time.
+    """
+
+    one_writer: ClassVar[bool] = False
+
+    def __init__(self, dialect: Dialect, tables: FenceTables) -> None:
+        self.tables = tables
+        self.fence_id = ""
+        preparer = dialect.identifier_preparer
+        self.log = preparer.format_table(tables.log)
+        self.info = preparer.format_table(tables.info)
+
+    @abstractmethod
+    def meet(self, call: IncomingCall) -> Script[Meeting]:
+        """Begin, and take the branch's fence row, whoever else wants it.
+
+        Try and Cancel insert first: two of them in flight together meet on the primary key, and the later one waits
+        for the earlier one's local transaction. A read first would see neither.
+        """
+
+    @abstractmethod
+    def savepoint(self) -> Script[None]:
+        """Before Try's handler."""
+
+    @abstractmethod
+    def start(self, call: IncomingCall, row: FenceRow, status: Status) -> Script[None]:
+        """Move `row` to `status`, unfinished, and set the savepoint: before the handler of Confirm or Cancel.
+
+        Raises RunAgain if the row is not any more what the verdict was about.
+        """
+
+    @abstractmethod
+    def finish(self, call: IncomingCall, status: Status, result: Payload | None, intent: str | None) -> Script[None]:
+        """After a handler: release, store that it has ended and what Try returned, commit.
+
+        With `intent`, only if the row is still this one's. Raises CallFailed, with nothing committed, if the row is not
+        there as it was left.
+        """
+
+    @abstractmethod
+    def refuse(self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None) -> Script[None]:
+        """Store why Try said no, and commit; what its handler did (`handled`) is rolled back first.
+
+        A repeat gets the same answer, and Cancel finds nothing to undo.
+        """
+
+    @abstractmethod
+    def commit(self) -> Script[None]:
+        """Commit what `meet` has inserted."""
+
+    @abstractmethod
+    def lease(self, call: IncomingCall, old: str | None, new: str, milliseconds: int) -> Script[None]:
+        """Commit the intent `new` of an external Try, in place of `old` if it took over from one.
+
+        Raises RunAgain if the row's intent is not `old` any more.
+        """
+
+    @abstractmethod
+    def begin_within(self, connection: Connection, call: IncomingCall) -> None:
+        """Begin with a savepoint, called by SQLAlchemy at an external handler's first statement."""
+
+    @abstractmethod
+    def begin(self, call: IncomingCall) -> Script[None]:
+        """Begin a local transaction that meets nothing, with a savepoint."""
+
+    @abstractmethod
+    def lapse(self, call: IncomingCall, intent: str) -> Script[bool]:
+        """End the lease of `intent` now, and commit; whether the row was still its."""
+
+    def restore(self) -> Script[None]:
+        """After the end, when the connection goes back to the user's pool."""
+        yield from ()
+
+    @abstractmethod
+    def is_transient(self, error: BaseException) -> bool:
+        """Whether the driver's `error` only means that the local transaction lost a race, or its connection."""
+
+    def restored(self) -> Script[None]:
+        """As `restore`; but the call has ended, and nothing that happens now may change its reply."""
+        with suppress(Exception):
+            yield from self.restore()
+
+    def check_fence_id(self, found: str | None) -> None:
+        """Raises CallFailed if this is not the database that the replies will name.
+
+        The engine may have been led elsewhere since the start (a restored copy, another host behind the name): its
+        answers would be those of another fence, under this one's id. Asked once per connection.
+        """
+        if self.fence_id and found != self.fence_id:
+            raise CallFailed(
+                f"the fence database is not the one it was at the start: its id is {found}, not {self.fence_id}",
+                attention=True,
+            )
+
+
+def known_to_sqlalchemy(connection: Connection) -> bool:
+    """Whatever the driver begins from now on is rolled back by SQLAlchemy, if nobody commits it."""
+    if not connection.in_transaction():
+        connection.begin()
+    return True
+
+
+def wait_ms(call: IncomingCall) -> int:
+    """How long a statement of this call may wait for a lock, in ms: less than the coordinator waits for the reply.
+
+    Confirm and Cancel are owed however late they are, so they always get a moment.
+    """
+    least = LOCK_WAIT_MIN_MS if call.phase is Phase.TRY else PHASE2_WAIT_MIN_MS
+    return max(least, int(call.seconds_left() * 1000) - REPLY_MARGIN_MS)
+
+
+def idle_ms(lock_ms: int) -> int:
+    """How long a local transaction may be idle before the server ends it, so that a stopped process frees its locks."""
+    return max(2 * lock_ms, IDLE_MIN_MS)
+
+
+def is_refused_connection(error: BaseException) -> bool:
+    """Whether SQLAlchemy itself says that there was no connection, or that it is gone."""
+    if isinstance(error, sqlalchemy_errors.TimeoutError):  # no free connection in the pool
+        return True
+    return isinstance(error, sqlalchemy_errors.DBAPIError) and error.connection_invalidated

@@ -1,0 +1,146 @@
+"""MariaDB's InnoDB, through PyMySQL or asyncmy; MySQL is spoken to in the same words, but not tested.
+
+InnoDB locks gaps: whoever looks for a row that is not there, with a lock, bars others' inserts beside it. So every
+call that may insert inserts first, and the duplicate's error (1062) says that there is a row, which is then read with
+a lock: under REPEATABLE READ a plain read could still be looking at an older snapshot. What deadlocks remain between
+waiters for one row are run again (rule C8).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from sqlalchemy import Connection, Dialect
+from sqlalchemy import exc as sqlalchemy_errors
+
+from participant_sdk.call import IncomingCall
+from participant_sdk.databases.database import (
+    FENCE_CHECKED,
+    SAVEPOINT,
+    Script,
+    idle_ms,
+    is_refused_connection,
+    known_to_sqlalchemy,
+    wait_ms,
+)
+from participant_sdk.databases.statements import OneByOne, new_row, row_of, this
+from participant_sdk.fence_row import MEETS_WITH, Meeting
+from participant_sdk.fence_tables import FenceTables
+from participant_sdk.steps import Look, Rollback, RunAgain, Send
+
+_LIMITS: Final = "tricord.limits"
+
+_DUPLICATE: Final = 1062
+
+_TRANSIENT: Final = frozenset(
+    {
+        1020,  # the row was changed since the snapshot
+        1040,  # too many connections
+        1053,  # the server is shutting down
+        1205,  # lock time-out
+        1213,  # deadlock: InnoDB has rolled everything back
+        1305,  # the savepoint is gone, so is all that was written before it
+        1317,  # interrupted
+        1927,  # the connection was killed
+        2002,  # no connection
+        2003,
+        2006,
+        2013,
+    }
+)
+
+
+class MariaDb(OneByOne):
+    """See the module. Works under READ COMMITTED and under the default REPEATABLE READ."""
+
+    NOW: ClassVar[str] = "UTC_TIMESTAMP(6)"
+    NOW_MS: ClassVar[str] = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000"
+    SIGN: ClassVar[str] = "%s"
+    SAME: ClassVar[str] = "<=>"
+
+    def __init__(self, dialect: Dialect, tables: FenceTables) -> None:
+        super().__init__(dialect, tables)
+        self._read_locked = f"{self._read} FOR UPDATE"
+        self._now_ms = f"SELECT {self.NOW_MS}"
+
+    def meet(self, call: IncomingCall) -> Script[Meeting]:
+        """See Database."""
+        yield from self._check_fence()
+        yield from self.bounds(call)
+        status = MEETS_WITH.get(call.phase)
+        if status is not None:
+            try:
+                yield Send(self._insert, new_row(call, status))
+            except Exception as error:
+                if _number(error) != _DUPLICATE:
+                    raise
+            else:
+                # Not with the insert, whose clock is that of its start, before it waited.
+                return Meeting(None, int((yield Send(self._now_ms)).rows[0][0]))
+        rows = (yield Send(self._read_locked, this(call))).rows
+        if rows:
+            return Meeting(row_of(rows[0]))
+        if status is not None:  # it was there when the insert met it: its local transaction was rolled back since
+            raise RunAgain("the fence row went away between two statements")
+        return Meeting(None)
+
+    def bounds(self, call: IncomingCall) -> Script[None]:
+        """The driver begins by itself; the limits are the session's, so `restore` gives back the user's."""
+        if (yield Look(lambda connection: connection.info.get(_LIMITS))) is None:
+            idle = "@@idle_transaction_timeout" if (yield Look(_is_mariadb)) else "NULL"
+            before = (yield Send(f"SELECT @@innodb_lock_wait_timeout, {idle}")).rows[0]
+            yield Rollback()
+            yield Look(lambda connection: connection.info.update({_LIMITS: tuple(before)}))
+        has_idle = (yield Look(lambda connection: connection.info[_LIMITS]))[1] is not None
+        yield Send(_limits(call, has_idle))
+        yield Look(known_to_sqlalchemy)
+
+    def begin_within(self, connection: Connection, call: IncomingCall) -> None:
+        """See Database."""
+        cursor = connection.connection.cursor()
+        try:
+            cursor.execute(_limits(call, connection.info[_LIMITS][1] is not None))
+            cursor.execute(SAVEPOINT)
+        finally:
+            cursor.close()
+
+    def restore(self) -> Script[None]:
+        """See Database."""
+        before = yield Look(lambda connection: connection.info.get(_LIMITS))
+        if before is not None:
+            yield Send(_set(before[0], before[1]))
+
+    def is_transient(self, error: BaseException) -> bool:
+        """See Database."""
+        return is_refused_connection(error) or _number(error) in _TRANSIENT
+
+    def _check_fence(self) -> Script[None]:
+        if (yield Look(lambda connection: connection.info.get(FENCE_CHECKED))) == self.fence_id:
+            return
+        rows = (yield Send(self._fence_id)).rows
+        self.check_fence_id(rows[0][0] if rows else None)
+        yield Rollback()  # the read has taken a snapshot, which is not to be the call's
+        yield Look(lambda connection: connection.info.update({FENCE_CHECKED: self.fence_id}))
+
+
+def _is_mariadb(connection: Connection) -> bool:
+    return bool(getattr(connection.dialect, "is_mariadb", False))
+
+
+def _limits(call: IncomingCall, has_idle: bool) -> str:
+    lock = wait_ms(call)
+    # Whole seconds, rounded down: less than one is no wait at all, which MySQL's own server does not know.
+    return _set(lock // 1000, idle_ms(lock) // 1000) if has_idle else _set(max(1, lock // 1000), None)
+
+
+def _set(lock_seconds: int, idle_seconds: int | None) -> str:
+    idle = "" if idle_seconds is None else f", idle_transaction_timeout = {idle_seconds}"
+    return f"SET SESSION innodb_lock_wait_timeout = {lock_seconds}{idle}"
+
+
+def _number(error: BaseException) -> int:
+    """The server's or the driver's number of an error, 0 if it has none."""
+    if isinstance(error, sqlalchemy_errors.DBAPIError):
+        error = error.orig or error
+    number = error.args[0] if error.args else 0
+    return number if isinstance(number, int) else 0

@@ -1,0 +1,101 @@
+"""SQLite, a file in WAL mode: one local transaction writes at a time, and takes the lock for it at its very start."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import ClassVar, Final
+
+from sqlalchemy import Connection
+from sqlalchemy import exc as sqlalchemy_errors
+
+from participant_sdk.call import IncomingCall
+from participant_sdk.databases.database import (
+    FENCE_CHECKED,
+    SAVEPOINT,
+    Script,
+    is_refused_connection,
+    known_to_sqlalchemy,
+    wait_ms,
+)
+from participant_sdk.databases.statements import OneByOne, new_row, row_of, this
+from participant_sdk.fence_row import MEETS_WITH, Meeting
+from participant_sdk.steps import Ask, Look, Send
+
+_BUSY_TIMEOUT: Final = "tricord.busy_timeout"
+
+_BUSY: Final = 5
+_LOCKED: Final = 6
+
+
+class Sqlite(OneByOne):
+    """See the module."""
+
+    one_writer: ClassVar[bool] = True
+    NOW: ClassVar[str] = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+    NOW_MS: ClassVar[str] = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+    SIGN: ClassVar[str] = "?"
+    SAME: ClassVar[str] = "IS"
+
+    def meet(self, call: IncomingCall) -> Script[Meeting]:
+        """See Database. Nobody else can write now, so what is met here stays as it is."""
+        yield from self.bounds(call)
+        yield from self._check_fence()
+        rows = (yield Send(self._read, this(call))).rows
+        if rows:
+            return Meeting(row_of(rows[0]))
+        status = MEETS_WITH.get(call.phase)
+        if status is None:
+            return Meeting(None)
+        rows = (yield Send(f"{self._insert} RETURNING {self.NOW_MS}", new_row(call, status))).rows
+        return Meeting(None, int(rows[0][0]))
+
+    def bounds(self, call: IncomingCall) -> Script[None]:
+        """Take the write lock at once: a local transaction that reads first cannot wait for it later.
+
+        The driver's own idea of when to begin (or an engine event's) is undone first, so that it cannot matter.
+        """
+        if (yield Ask(_in_transaction)):
+            yield Send("ROLLBACK")
+        if (yield Look(lambda connection: connection.info.get(_BUSY_TIMEOUT))) is None:
+            before = int((yield Send("PRAGMA busy_timeout")).rows[0][0])
+            yield Look(lambda connection: connection.info.update({_BUSY_TIMEOUT: before}))
+        yield Send(f"PRAGMA busy_timeout = {wait_ms(call)}")
+        yield Send("BEGIN IMMEDIATE")
+
+    def begin_within(self, connection: Connection, call: IncomingCall) -> None:
+        """See Database."""
+        cursor = connection.connection.cursor()
+        try:
+            if connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
+                cursor.execute("ROLLBACK")
+            cursor.execute(f"PRAGMA busy_timeout = {wait_ms(call)}")
+            cursor.execute("BEGIN IMMEDIATE")
+            cursor.execute(SAVEPOINT)
+        finally:
+            cursor.close()
+
+    def restore(self) -> Script[None]:
+        """The user's busy_timeout; not before the COMMIT, which may have to wait for readers."""
+        before = yield Look(lambda connection: connection.info.get(_BUSY_TIMEOUT))
+        if before is not None:
+            yield Send(f"PRAGMA busy_timeout = {before}")
+
+    def is_transient(self, error: BaseException) -> bool:
+        """See Database."""
+        if is_refused_connection(error):
+            return True
+        if isinstance(error, sqlalchemy_errors.DBAPIError):
+            error = error.orig or error
+        return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in (_BUSY, _LOCKED)
+
+    def _check_fence(self) -> Script[None]:
+        if (yield Look(lambda connection: connection.info.get(FENCE_CHECKED))) == self.fence_id:
+            return
+        rows = (yield Send(self._fence_id)).rows
+        self.check_fence_id(rows[0][0] if rows else None)
+        yield Look(lambda connection: connection.info.update({FENCE_CHECKED: self.fence_id}))
+
+
+def _in_transaction(connection: Connection) -> bool:
+    known_to_sqlalchemy(connection)  # the engine's "begin" event does now whatever it does
+    return bool(connection.connection.driver_connection.in_transaction)  # type: ignore[union-attr]

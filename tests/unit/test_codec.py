@@ -1,0 +1,85 @@
+"""Rows as they are stored: what was written before a field was added still reads, and an empty field costs nothing."""
+
+import msgspec
+import pytest
+
+from coordinator.codec import UnreadableRow, new_row, transaction
+from coordinator.model import (
+    Attention,
+    BranchSpec,
+    BranchStatus,
+    Payload,
+    Spec,
+    State,
+    Step,
+    Transaction,
+)
+from coordinator.store.rows import Row
+
+XID = bytes.fromhex("0190000000007000800000000000002a")
+BODY = bytes.fromhex(
+    "92cd77249293a662616e6b2d61a5646562697492c40c7b22616d6f756e74223a337db06170706c69636174696f6e2f6a736f6e93a662616e"
+    "6b2d62a663726564697492c400a0"
+)
+PROGRESS = bytes.fromhex(
+    "93cf0000018bcfe56b20a09297020000a0a2663192c40468656c64aa746578742f706c61696ec097020105a46c617465a26632c0c0"
+)
+OLD_ROW = Row(
+    XID, 1_700_000_000_123, b"shop\0order-1", BODY, ",bank-a,bank-b,", 1, 3, 77, 2, 1, 1_700_000_010_000,
+    1_700_000_000_900, PROGRESS,
+)  # fmt: skip
+"""As the coordinator wrote it before transactions had metadata."""
+OLD = Transaction(
+    Spec(
+        XID, b"shop\0order-1", 1_700_000_000_123, 30_500,
+        (BranchSpec("bank-a", "debit", Payload(b'{"amount":3}', "application/json")), BranchSpec("bank-b", "credit")),
+    ),
+    State.CONFIRMING,
+    (
+        Step(BranchStatus.TRIED, fence_id="f1", result=Payload(b"held", "text/plain")),
+        Step(BranchStatus.TRIED, 1, 5, "late", "f2"),
+    ),
+    3, 77, 1_700_000_010_000, Attention.RETRYING, 1_700_000_000_900, 1_700_000_000_800,
+)  # fmt: skip
+METADATA = (("tenant", "a"), ("trace", "é" * 256))
+
+
+def test_a_row_of_the_old_form_is_read() -> None:
+    assert transaction(OLD_ROW) == OLD
+    assert transaction(OLD_ROW).spec.metadata == ()
+
+
+def test_a_transaction_without_metadata_is_written_in_the_old_form() -> None:
+    """Byte for byte: nothing more is stored, and a program of before can still drive it."""
+    assert new_row(OLD) == OLD_ROW
+
+
+def test_metadata_comes_back() -> None:
+    tx = OLD._replace(spec=OLD.spec._replace(metadata=METADATA))
+    row = new_row(tx)
+    assert transaction(row) == tx
+    assert row._replace(body=b"") == OLD_ROW._replace(body=b"")
+
+
+def test_a_program_of_before_refuses_what_it_would_lose() -> None:
+    """It reads the row as its own code did, and must not send calls without their metadata."""
+    body = new_row(OLD._replace(spec=OLD.spec._replace(metadata=METADATA))).body
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(body, type=tuple[int, tuple[BranchSpec, ...]])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\x90",
+        BODY[:-1],
+        msgspec.msgpack.encode((30_500, OLD.spec.branches, METADATA, 1)),
+        msgspec.msgpack.encode((30_500, OLD.spec.branches, {"tenant": "a"})),
+        msgspec.msgpack.encode((30_500, OLD.spec.branches, [("tenant", 1)])),
+    ],
+    ids=["empty", "too little", "cut", "one field more", "a map", "a number"],
+)
+def test_what_is_not_understood_is_not_guessed(body: bytes) -> None:
+    with pytest.raises(UnreadableRow, match=XID.hex()):
+        transaction(OLD_ROW._replace(body=body))

@@ -14,10 +14,12 @@
     payload, payload_libraries, payload_parts, payload_pydantic, payload_msgspec, json_types, json_text
                   annotated Python types as bytes
     call          a call, its reply, and what a handler is called with
-    client, client_request, client_asking, coordinator_messages, transaction
+    client, client_request, client_asking, client_connection, coordinator_messages, coordinator_lookup,
+    initiator_metadata, transaction
                   for initiators
     context, context_headers, interceptors, asgi
                   which transaction the running code belongs to, and how that travels
+    upkeep*       purging what nothing can ask for any more, settling what waited too long
     errors        the tree of errors
 
 Names are loaded when they are first used: a program that only starts transactions never loads SQLAlchemy.

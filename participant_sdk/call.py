@@ -78,7 +78,7 @@ class IncomingCall:
     attempt: int
     expires_at: float
     fingerprint: bytes
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -124,7 +124,7 @@ class Call(Generic[T]):
     action: str = ""
     attempt: int = 1
     result: Any = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
     expires_at: float = field(default=float("inf"), repr=False)
 
     @property

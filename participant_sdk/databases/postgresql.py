@@ -76,21 +76,45 @@ _TRANSIENT_SQLSTATES: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A statement of the fence with its arguments, as SQL."""
+
+    name: str
+    sql: str
+    arguments: Sequence[str]
+
+    def render(self, prepares: bool) -> str:
+        """The SQL that runs it; in full where the driver may not prepare, as behind a pooler of transactions."""
+        if prepares:
+            return f"EXECUTE {self.name}({', '.join(self.arguments)})"
+        return _PARAMETER.sub(lambda found: self.arguments[int(found[1]) - 1], self.sql)
+
+
+_PARAMETER: Final = re.compile(r"\$(\d)")
+
+
+@dataclass(frozen=True, slots=True)
 class PgScript:
     """The step that sends a script; gives the result of each statement in it.
 
     `missed` is raised when the statement number `counted` (from 0), one that must hit a row, has hit none.
     """
 
-    sql: str
+    statements: Sequence[str | Prepared]
     missed: Exception | None = None
     counted: int = 0
+
+    def _sql(self, raw: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bytes:
+        prepares = raw.prepare_threshold is not None
+        return ";".join(
+            statement if isinstance(statement, str) else statement.render(prepares) for statement in self.statements
+        ).encode()
 
     def perform(self, connection: Connection) -> Sequence[PGresult]:
         """See Step."""
         raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
         try:
-            raw.pgconn.send_query(self.sql.encode())
+            raw.pgconn.send_query(self._sql(raw))
             return self._checked(raw.wait(generators.execute(raw.pgconn)), raw)
         except psycopg.Error as error:
             raise self._told(error, connection) from error
@@ -100,7 +124,7 @@ class PgScript:
         synchronous = cast(Connection, connection.sync_connection)
         raw = cast("psycopg.AsyncConnection[Any]", synchronous.connection.driver_connection)
         try:
-            raw.pgconn.send_query(self.sql.encode())
+            raw.pgconn.send_query(self._sql(raw))
             return self._checked(await raw.wait(generators.execute(raw.pgconn)), raw)
         except psycopg.Error as error:
             raise self._told(error, synchronous) from error
@@ -167,9 +191,9 @@ class PostgreSQL(Database):
         """See Database."""
         yield from self._ready()
         status = MEETS_WITH.get(call.phase)
-        begin = (yield Look(_begin)) + _limits(call)
+        begin = ((yield Look(_begin)), *_limits(call))
         if status is None:
-            results = yield PgScript(begin + self._run("read", _this(call)))
+            results = yield PgScript((*begin, self._prepared("read", _this(call))))
             return _meeting(results[-1])
         arguments = (
             *_this(call),
@@ -179,13 +203,13 @@ class PostgreSQL(Database):
             str(FINGERPRINT_ALGORITHM),
             _bytes(call.fingerprint),
         )
-        savepoint = f";{SAVEPOINT}" if call.phase is Phase.TRY else ""
-        results = yield PgScript(begin + self._run("meet", arguments) + savepoint)
-        met = results[-2] if savepoint else results[-1]
+        savepoint = (SAVEPOINT,) if call.phase is Phase.TRY else ()
+        results = yield PgScript((*begin, self._prepared("meet", arguments), *savepoint))
+        met = results[len(begin)]
         if met.ntuples:
             return _meeting(met)
         # The insert has waited for another's, which this statement cannot see under READ COMMITTED: look again.
-        results = yield PgScript(self._run("read", _this(call)))
+        results = yield PgScript((self._prepared("read", _this(call)),))
         if not results[-1].ntuples:  # its local transaction was rolled back, or the row was purged
             raise RunAgain("the fence row went away between two statements")
         return _meeting(results[-1])
@@ -197,19 +221,19 @@ class PostgreSQL(Database):
     def start(self, call: IncomingCall, row: FenceRow, status: Status) -> Script[None]:
         """See Database."""
         arguments = (*_mine(call, row.status, row.intent), str(int(status)), "true" if row.finished else "false")
-        results = yield PgScript(f"{self._run('start', arguments)};{SAVEPOINT}")
+        results = yield PgScript((self._prepared("start", arguments), SAVEPOINT))
         if results[0].command_tuples != 1:
             raise RunAgain("the fence row was changed meanwhile")
 
     def finish(self, call: IncomingCall, status: Status, result: Payload | None, intent: str | None) -> Script[None]:
         """See Database."""
         if result is None:
-            last = self._run("finish", _mine(call, status, intent))
+            last = self._prepared("finish", _mine(call, status, intent))
         else:
             arguments = (*_mine(call, status, intent), _bytes(result.data), _text(result.content_type))
-            last = self._run("finish_with_result", arguments)
+            last = self._prepared("finish_with_result", arguments)
         # Deferred constraints are checked now, while what fails can still be told as the handler's error.
-        yield PgScript(f"SET CONSTRAINTS ALL IMMEDIATE;{RELEASE};{last};COMMIT", RowGone(), counted=2)
+        yield PgScript(("SET CONSTRAINTS ALL IMMEDIATE", RELEASE, last, "COMMIT"), RowGone(), counted=2)
 
     def refuse(self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None) -> Script[None]:
         """See Database."""
@@ -219,34 +243,34 @@ class PostgreSQL(Database):
             _text(refusal.reason),
             _text(refusal.message),
         )
-        back = f"{ROLLBACK_TO};" if handled else ""
-        yield PgScript(f"{back}{self._run('refuse', arguments)};COMMIT", RowGone(), counted=int(handled))
+        back = (ROLLBACK_TO,) if handled else ()
+        yield PgScript((*back, self._prepared("refuse", arguments), "COMMIT"), RowGone(), counted=len(back))
 
     def commit(self) -> Script[None]:
         """See Database."""
-        yield PgScript("COMMIT")
+        yield PgScript(("COMMIT",))
 
     def lease(self, call: IncomingCall, old: str | None, new: str, milliseconds: int) -> Script[None]:
         """See Database."""
         arguments = (*_mine(call, Status.TRIED, old), _word(new), str(milliseconds))
         changed = RunAgain("the fence row was changed meanwhile")
-        yield PgScript(f"{self._run('lease', arguments)};COMMIT", changed)
+        yield PgScript((self._prepared("lease", arguments), "COMMIT"), changed)
 
     def begin(self, call: IncomingCall) -> Script[None]:
         """See Database."""
-        yield PgScript(f"{(yield Look(_begin))}{_limits(call)}{SAVEPOINT}")
+        yield PgScript(((yield Look(_begin)), *_limits(call), SAVEPOINT))
 
     def begin_within(self, connection: Connection, call: IncomingCall) -> None:
         """See Database. The driver begins by itself, before the first statement."""
         cursor = connection.connection.cursor()
         try:
-            cursor.execute(_limits(call) + SAVEPOINT)
+            cursor.execute(";".join((*_limits(call), SAVEPOINT)))
         finally:
             cursor.close()
 
     def lapse(self, call: IncomingCall, intent: str) -> Script[bool]:
         """See Database."""
-        results = yield PgScript(f"{self._run('lapse', _mine(call, Status.TRIED, intent))}")
+        results = yield PgScript((self._prepared("lapse", _mine(call, Status.TRIED, intent)),))
         return bool(results[-1].command_tuples)
 
     def is_transient(self, error: BaseException) -> bool:
@@ -261,22 +285,25 @@ class PostgreSQL(Database):
             return isinstance(error, psycopg.OperationalError)
         return error.sqlstate in _TRANSIENT_SQLSTATES or error.sqlstate.startswith("08")
 
-    def _run(self, key: str, arguments: Sequence[str]) -> str:
-        return f"EXECUTE {self._names[key]}({', '.join(arguments)})"
+    def _prepared(self, key: str, arguments: Sequence[str]) -> Prepared:
+        return Prepared(self._names[key], self._sql[key], arguments)
 
     def _ready(self) -> Script[None]:
         """Prepare the statements and see that it is the right database, once per connection."""
         if (yield Look(lambda connection: connection.info.get(_PREPARED))) == (self.log, self.fence_id):
             return
-        results = yield PgScript(f"SELECT fence_id FROM {self.info}")
+        results = yield PgScript((f"SELECT fence_id FROM {self.info}",))
         found = results[0].get_value(0, 0) if results[0].ntuples else None
         self.check_fence_id(None if found is None else found.decode())
-        for key, sql in self._sql.items():
+        prepares = yield Look(_prepares)
+        for key, sql in self._sql.items() if prepares else ():
+            prepare = f"PREPARE {self._names[key]}({self._TYPES[key]}) AS {sql}"
             try:
-                yield PgScript(f"PREPARE {self._names[key]}({self._TYPES[key]}) AS {sql}")
+                yield PgScript((prepare,))
             except psycopg.Error as error:
-                if error.sqlstate != _ALREADY_PREPARED:  # the name tells that it is the same one
+                if error.sqlstate != _ALREADY_PREPARED:
                     raise
+                yield PgScript((f"DEALLOCATE {self._names[key]}", prepare))  # it may be older than the table
         yield Look(lambda connection: connection.info.update({_PREPARED: (self.log, self.fence_id)}))
 
 
@@ -284,13 +311,18 @@ def _begin(connection: Connection) -> str:
     """BEGIN as the driver would say it, which leaves the engine's isolation level to that statement."""
     known_to_sqlalchemy(connection)
     level = cast("psycopg.Connection[Any]", connection.connection.driver_connection).isolation_level
-    return "BEGIN;" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')};"
+    return "BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}"
 
 
-def _limits(call: IncomingCall) -> str:
+def _prepares(connection: Connection) -> bool:
+    raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
+    return raw.prepare_threshold is not None
+
+
+def _limits(call: IncomingCall) -> tuple[str, str]:
     """Bound every wait for a lock, and how long a stopped process may hold locks, for this local transaction only."""
     lock = wait_ms(call)
-    return f"SET LOCAL lock_timeout = {lock};SET LOCAL idle_in_transaction_session_timeout = {idle_ms(lock)};"
+    return f"SET LOCAL lock_timeout = {lock}", f"SET LOCAL idle_in_transaction_session_timeout = {idle_ms(lock)}"
 
 
 _WORD: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")

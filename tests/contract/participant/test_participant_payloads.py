@@ -14,6 +14,7 @@ from participant_sdk.payload import encode
 from tests.contract.participant.world import CANCEL, CONFIRM, DONE, REFUSED, TRY, World, new_xid
 from tricord.v1 import types_pb2
 
+
 class Line(pydantic.BaseModel):
     """As a user would write it."""
 

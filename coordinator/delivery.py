@@ -10,6 +10,7 @@ three such accidents it stays alone (protocol E1). A participant without ``Excha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import heapq
 from collections import OrderedDict, deque
@@ -42,6 +43,8 @@ SUSPECTS_MAX = 10_000
 ACCIDENTS_MAX = 3
 _UNARY_AGAIN_S = 60.0
 """How long a participant without ``Exchange`` is believed to have none."""
+_ASK_S = 2.0
+"""How long a participant may take to end a stream on which nothing was written."""
 
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -142,6 +145,7 @@ class Link:
         self._next_id = 0
         self._stream: Any = None
         self._given_up = False
+        self._write_failed = False
         self._silent = 0  # calls of the stream that timed out since the last reply
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -195,11 +199,14 @@ class Link:
                 continue
             self._silent = 0
             self._given_up = False
+            self._write_failed = False
             self._stream = stream = self._stub.Exchange()
             reader = self._spawn(self._read(stream))
             try:
                 await self._write(stream, reader)
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+            except grpc.aio.AioRpcError:
+                self._write_failed = True  # known before the reader runs again; it learns why
+            except (asyncio.InvalidStateError, grpc.aio.UsageError):
                 pass  # the reader learns why
             except asyncio.CancelledError:
                 if self._stream_task.cancelling():
@@ -253,17 +260,21 @@ class Link:
         """Take replies until the stream ends, then settle what was on it."""
         why = "the participant ended the stream"
         code = None
+        answered = False
         try:
             while True:
                 response = await stream.read()
                 if response is grpc.aio.EOF:
                     break
+                answered = True
                 for reply in response.replies:
                     self._answer(reply)
             code = await stream.code()
         except grpc.aio.AioRpcError as error:
             code = error.code()
             why = f"the stream broke: {code.name}: {error.details()}"
+            if code is grpc.StatusCode.INTERNAL and self._write_failed and not answered:
+                code = await self._ask()
         except asyncio.CancelledError:
             if not self._stream_task.cancelling():
                 why = "the stream was cancelled"
@@ -272,6 +283,21 @@ class Link:
                 why = f"the stream was given up: {SILENT_MAX} calls in a row were not answered"
             self._broken(code, why)
             self._wake.set()
+
+    async def _ask(self) -> grpc.StatusCode:
+        """How a stream ends on which nothing is written.
+
+        A write that meets the end of its stream fails, and gRPC then puts INTERNAL in the place of the code that the
+        participant gave: of one without ``Exchange``, UNIMPLEMENTED.
+        """
+        stream: Any = self._stub.Exchange(timeout=_ASK_S)
+        try:
+            with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.InternalError):  # it has ended already
+                await stream.wait_for_connection()
+                await stream.done_writing()
+            return await stream.code()  # type: ignore[no-any-return]
+        finally:
+            stream.cancel()
 
     def _broken(self, code: grpc.StatusCode | None, why: str) -> None:
         aboard = [pending for pending in self._pending.values() if pending.aboard]

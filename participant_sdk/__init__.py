@@ -64,7 +64,9 @@ if TYPE_CHECKING:
     )
     from participant_sdk.participant import Participant
     from participant_sdk.payload import Payload, PayloadError
+    from participant_sdk.serve import SERVER_OPTIONS, AsyncServing, Serving
     from participant_sdk.transaction import Branch, BranchRefusal, BranchState, Transaction, TransactionState
+    from participant_sdk.upkeep import PurgeReport, ResolveReport, Upkeep, UpkeepState
 
 _HOMES = {
     "asgi": ("XidMiddleware",),
@@ -94,11 +96,15 @@ _HOMES = {
     ),
     "participant": ("Participant",),
     "payload": ("Payload", "PayloadError"),
+    "serve": ("SERVER_OPTIONS", "AsyncServing", "Serving"),
     "transaction": ("Branch", "BranchRefusal", "BranchState", "Transaction", "TransactionState"),
+    "upkeep": ("PurgeReport", "ResolveReport", "Upkeep", "UpkeepState"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "SERVER_OPTIONS",
+    "AsyncServing",
     "AsyncTricordClient",
     "AsyncXidServerInterceptor",
     "Branch",
@@ -114,8 +120,11 @@ __all__ = [
     "Participant",
     "Payload",
     "PayloadError",
+    "PurgeReport",
     "Refused",
     "RequestFailed",
+    "ResolveReport",
+    "Serving",
     "Transaction",
     "TransactionCancelled",
     "TransactionNotFound",
@@ -123,6 +132,8 @@ __all__ = [
     "TricordClient",
     "TricordError",
     "UnknownParticipant",
+    "Upkeep",
+    "UpkeepState",
     "Wait",
     "XidClientInterceptor",
     "XidMiddleware",

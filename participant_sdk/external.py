@@ -54,25 +54,32 @@ def run_try(call: IncomingCall, database: Database, action: Action, handed: Call
 def _run(call: IncomingCall, database: Database, action: Action, handed: Call[Any], intent: str) -> Steps:
     begin = partial(database.begin_within, call=call)
     yield Look(lambda connection: connection.info.update({LAZY: begin}))
+    refused = None
     try:
         result = yield Handle(action.try_handler, handed)
-    except Refused as refused:
-        if is_transient(refused, database):
-            raise RunAgain(f"its refusal came of a lost race, which is no reason to refuse: {refused}") from refused
-        yield Rollback()
-        refusal = storable(refused.reason, refused.message)
-        yield from database.begin(call)
-        yield from database.refuse(call, refusal, handled=False, intent=intent)
-        tell_if_late(call)
-        return Reply.refused(refusal)
-    finally:
+    except Refused as no:
+        refused = no
+    finally:  # before the SDK itself begins a local transaction
         yield Look(lambda connection: connection.info.pop(LAZY, None))
+    if refused is not None:
+        return (yield from _refuse(call, database, refused, intent))
     stored = encode_result(result)
     if not (yield Look(lambda connection: connection.in_transaction())):  # the handler has not used it
         yield from database.begin(call)
     yield from database.finish(call, Status.TRIED, stored, intent)
     tell_if_late(call)
     return Reply(Outcome.DONE, result=stored)
+
+
+def _refuse(call: IncomingCall, database: Database, refused: Refused, intent: str) -> Steps:
+    if is_transient(refused, database):
+        raise RunAgain(f"its refusal came of a lost race, which is no reason to refuse: {refused}") from refused
+    yield Rollback()
+    refusal = storable(refused.reason, refused.message)
+    yield from database.begin(call)
+    yield from database.refuse(call, refusal, handled=False, intent=intent)
+    tell_if_late(call)
+    return Reply.refused(refusal)
 
 
 def _overtaken(call: IncomingCall, database: Database, action: Action, handed: Call[Any]) -> Steps:

@@ -7,8 +7,8 @@ participant that serves, or when the program asks for them. What they did, and w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Final, TypeAlias
 
@@ -24,7 +24,7 @@ RESOLVE_AFTER_MAX: Final = timedelta(days=7)
 class PurgeReport:
     """What one purge did with the participant's rows older than its retention; the counts are rows.
 
-    What needs a person is also logged, a line each: `kept_unknown`, `kept_tried`, `kept_half_done`.
+    What needs a person is also logged, a line each: `kept_unknown`, `kept_tried`, `kept_contrary`, `kept_half_done`.
     """
 
     participant: str
@@ -36,6 +36,8 @@ class PurgeReport:
     """The coordinator has no record of their transaction, which proves nothing."""
     kept_tried: int = 0
     """Still TRIED, although their transaction is finished."""
+    kept_contrary: int = 0
+    """Confirmed here and cancelled by the coordinator's record, or the other way round: evidence."""
     kept_half_done: int = 0
     """Their handler committed by itself and never ended, or their status is of a newer version of the SDK."""
     kept_busy: int = 0
@@ -50,7 +52,7 @@ class PurgeReport:
         return self.purged > 0
 
     def __str__(self) -> str:
-        return _told(self, "purged", "kept_unfinished", "kept_unknown", "kept_tried", "kept_half_done", "kept_busy")
+        return _told(self, [each.name for each in fields(self) if each.name.startswith(("purged", "kept_"))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,13 @@ class ResolveReport:
         return self.confirmed + self.cancelled > 0
 
     def __str__(self) -> str:
-        return _told(self, "confirmed", "cancelled", "undecided", "left", "unknown", "failed")
+        return _told(self, ("confirmed", "cancelled", "undecided", "left", "unknown", "failed"))
 
 
 Report: TypeAlias = PurgeReport | ResolveReport
 
 
-def _told(report: Report, *names: str) -> str:
+def _told(report: Report, names: Sequence[str]) -> str:
     counts = ", ".join(f"{name} {count}" for name in names if (count := getattr(report, name)))
     return f"{counts or 'nothing to do'} ({report.seconds:.1f} s)"
 

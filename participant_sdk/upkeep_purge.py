@@ -15,12 +15,18 @@ from typing import Final
 
 from participant_sdk.fence import Status
 from participant_sdk.local_transaction import xid_ms
+from participant_sdk.transaction import TransactionState
 from participant_sdk.upkeep import PurgeReport
 from participant_sdk.upkeep_sql import DELETES_MAX, FIRST, Key, OldRow, Page
 from participant_sdk.upkeep_steps import Job, Moves, Round, floor_of
 
 CLOCK_MARGIN_MS: Final = 60_000
 """The purge's retention is longer by this than Try's: the database's clock may be set back, by a failover, too."""
+
+_ENDS: Final = {
+    TransactionState.CONFIRMED: frozenset((Status.COMMITTED,)),
+    TransactionState.CANCELLED: frozenset((Status.ROLLBACKED, Status.SUSPENDED)),
+}
 
 
 def purging(job: Job) -> Moves[PurgeReport]:
@@ -54,7 +60,7 @@ def _purge(purge: Round) -> Moves[None]:
 
 
 def _sort_out(purge: Round, rows: Sequence[OldRow]) -> Moves[list[Key]]:
-    """The rows that may go; the others are counted."""
+    """The rows that may go; the others are counted, and what a person should know of them is told."""
     states = yield from purge.ask(row.xid for row in rows)
     keys: list[Key] = []
     for row in rows:
@@ -64,19 +70,22 @@ def _sort_out(purge: Round, rows: Sequence[OldRow]) -> Moves[list[Key]]:
             purge.find(row.xid, "is older than the retention, but the coordinator has no record of it: rows are kept")
         elif not state.finished:
             purge.counts["kept_unfinished"] += 1
-        elif row.settled:
+        elif row.settled and row.status in _ENDS[state]:
             keys.append(row.key)
-        elif row.status == Status.TRIED:
-            purge.counts["kept_tried"] += 1
-            text = (
-                f"is {state.value}, but its branch {row.branch_id} is still TRIED here: what it reserved is not moved"
-            )
-            purge.find(row.xid, text)
         else:
-            purge.counts["kept_half_done"] += 1
-            text = f"is {state.value}, but its branch {row.branch_id} is half done here (status {row.status})"
-            purge.find(row.xid, text)
+            kept, what = _finding(row)
+            purge.counts[kept] += 1
+            purge.find(row.xid, f"is {state.value}, but its branch {row.branch_id} {what}: its row is kept")
     return keys
+
+
+def _finding(row: OldRow) -> tuple[str, str]:
+    """What is wrong with a row of a finished transaction: as what it is counted, and in words."""
+    if row.status == Status.TRIED:
+        return "kept_tried", "is still TRIED here"
+    if row.settled:
+        return "kept_contrary", f"is {Status(row.status).name} here"
+    return "kept_half_done", f"is half done here (status {row.status})"
 
 
 def _delete(purge: Round, keys: list[Key]) -> Moves[None]:

@@ -34,6 +34,12 @@ WAIT_SECONDS: Final = 1.0
 """How long a delete waits for a lock at most; it is in no hurry and comes again."""
 _KEYS_MAX: Final = 100
 
+_BY_THE_KEY: Final = "SELECT " + ", ".join(
+    f"set_config('enable_{plan}', 'off', true)" for plan in ("seqscan", "bitmapscan", "sort")
+)
+"""For this local transaction, PostgreSQL reads by the index, in its order, and only as far as it must. Without numbers
+about the table, or for a prepared statement, it may guess that it is quicker to read all that follows, and sort it."""
+
 _SETTLED: Final = frozenset((Status.COMMITTED, Status.ROLLBACKED, Status.SUSPENDED))
 _PURGEABLE: Final = (
     f"status IN ({', '.join(str(int(status)) for status in sorted(_SETTLED))}) "
@@ -71,26 +77,40 @@ class Page:
     end: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What the databases say differently. `prelude` begins each local transaction that reads."""
+
+    sign: str
+    now_ms: str
+    age_ms: str
+    prelude: str | None = None
+
+
+def _words_of(database: Database) -> _Words:
+    if isinstance(database, Sqlite):
+        age_ms = "CAST((julianday('now') - julianday(modified_at)) * 86400000 AS INTEGER)"
+        return _Words(database.SIGN, database.NOW_MS, age_ms)
+    if isinstance(database, MariaDb):
+        age_ms = "TIMESTAMPDIFF(MICROSECOND, modified_at, UTC_TIMESTAMP(6)) DIV 1000"
+        return _Words(database.SIGN, database.NOW_MS, age_ms)
+    milliseconds = "(extract(epoch FROM {}) * 1000)::bigint"
+    age_ms = milliseconds.format("clock_timestamp() - modified_at")
+    return _Words("%s", milliseconds.format("clock_timestamp()"), age_ms, _BY_THE_KEY)
+
+
 class UpkeepSql:
     """The scripts of the upkeep of one participant's rows; none of them is a call, each has its own connection."""
 
     def __init__(self, database: Database, participant: str) -> None:
         self._database = database
         self._participant = participant
-        log, sign = database.log, "%s"
-        now_ms = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
-        age_ms = "(extract(epoch FROM clock_timestamp() - modified_at) * 1000)::bigint"
-        if isinstance(database, Sqlite):
-            sign, now_ms = database.SIGN, database.NOW_MS
-            age_ms = "CAST((julianday('now') - julianday(modified_at)) * 86400000 AS INTEGER)"
-        elif isinstance(database, MariaDb):
-            sign, now_ms = database.SIGN, database.NOW_MS
-            age_ms = "TIMESTAMPDIFF(MICROSECOND, modified_at, UTC_TIMESTAMP(6)) DIV 1000"
-        mine = f"participant = {sign}"
-        columns = f"xid, branch_id, status, finished_at IS NOT NULL, {age_ms}, lease_until_ms - {now_ms}"
-        self._sign = sign
-        self._clock = f"SELECT {now_ms}, (SELECT fence_id FROM {database.info})"
-        self._end = f"SELECT xid FROM {log} WHERE xid > {sign} AND xid < {sign} ORDER BY xid LIMIT 1 OFFSET {{skip}}"
+        words = self._words = _words_of(database)
+        log, sign, mine = database.log, words.sign, f"participant = {words.sign}"
+        finished, lease_left = "finished_at IS NOT NULL", f"lease_until_ms - {words.now_ms}"
+        columns = f"xid, branch_id, status, {finished}, {words.age_ms}, {lease_left}"
+        self._clock = f"SELECT {words.now_ms}, (SELECT fence_id FROM {database.info})"
+        self._end = f"SELECT xid FROM {log} WHERE xid > {sign} AND xid < {sign} ORDER BY xid LIMIT 1 OFFSET "
         self._rows = f"SELECT {columns} FROM {log} WHERE xid > {sign} AND xid <= {sign} AND {mine}"
         self._again = f"SELECT {columns} FROM {log} WHERE {mine} AND xid IN "
         self._delete = f"DELETE FROM {log} WHERE xid = {sign} AND branch_id = {sign} AND {mine} AND {_PURGEABLE}"
@@ -104,7 +124,8 @@ class UpkeepSql:
 
     def page(self, after: str, below: str, rows: int, status: Status | None = None) -> Script[Page]:
         """The participant's rows (with that status) among the next so many of the table, xids `after` to `below`."""
-        ends = (yield Send(self._end.format(skip=int(rows) - 1), (after, below))).rows
+        yield from self._begin()
+        ends = (yield Send(f"{self._end}{int(rows) - 1}", (after, below))).rows
         end = ends[0][0] if ends else None
         # `below` is shorter than an xid, so none is equal to it.
         found = yield from self._read(f"{self._rows}{_having(status)}", (after, end or below, self._participant))
@@ -116,7 +137,8 @@ class UpkeepSql:
         xids = sorted({xid for xid, _ in keys})
         for start in range(0, len(xids), _KEYS_MAX):
             part = xids[start : start + _KEYS_MAX]
-            signs = ", ".join([self._sign] * len(part))
+            signs = ", ".join([self._words.sign] * len(part))
+            yield from self._begin()
             found += yield from self._read(f"{self._again}({signs}){_having(status)}", (self._participant, *part))
         wanted = set(keys)
         return [row for row in found if row.key in wanted]
@@ -143,6 +165,10 @@ class UpkeepSql:
             deleted = number
         yield Commit()
         return deleted, number
+
+    def _begin(self) -> Script[None]:
+        if self._words.prelude is not None:
+            yield Send(self._words.prelude)
 
     def _read(self, sql: str, parameters: Sequence[Any]) -> Script[list[OldRow]]:
         rows = (yield Send(sql, parameters)).rows

@@ -4,11 +4,12 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
-from coordinator.delivery import RESULT_BYTES_MAX, SILENT_MAX, Delivery
+from coordinator.delivery import RESULT_BYTES_MAX, SILENT_MAX, Delivery, Link
 from coordinator.model import BranchSpec, Call, Outcome, Phase, Reply, Spec
 from coordinator.participants import Participants
 from coordinator.store.rows import ParticipantRow
@@ -17,7 +18,7 @@ from tests.coordinators import CALL_S, CoordinatorProcess, branch, execute_reque
 from tricord.v1 import coordinator_pb2 as pb
 from tricord.v1 import participant_pb2, types_pb2
 
-from .participant_server import ParticipantServer, done
+from .participant_server import Context, ParticipantServer, done
 
 TRY, CONFIRM, CANCEL = participant_pb2.PHASE_TRY, participant_pb2.PHASE_CONFIRM, participant_pb2.PHASE_CANCEL
 DONE = participant_pb2.OUTCOME_DONE
@@ -173,6 +174,45 @@ class TestMuteStreams:
             service.Execute(execute_request(branch()), timeout=CALL_S)
         assert states(running.result(CALL_S).transaction)[0] == "CONFIRMED"
         assert bank.streams == 1
+
+
+class Turning(ParticipantServer):
+    """Turns every stream away with the same code, at once."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        super().__init__()
+        self._code = code
+
+    def Exchange(self, request_iterator: Iterator[participant_pb2.ExchangeRequest], context: Context) -> Iterator[Any]:
+        context.abort(self._code, "turned away by the test")
+
+
+class TestRefusedStreams:
+    """The first batch races the refusal: its write may fail, and gRPC reports that in place of the refusal's code.
+
+    It happens to a few streams in a hundred; hence so many.
+    """
+
+    @pytest.mark.parametrize(
+        ("code", "outcome"),
+        [
+            (grpc.StatusCode.UNIMPLEMENTED, Outcome.DONE),  # goes out alone, as a unary call
+            (grpc.StatusCode.RESOURCE_EXHAUSTED, Outcome.UNKNOWN),
+        ],
+    )
+    async def test_its_code_decides(self, code: grpc.StatusCode, outcome: Outcome) -> None:
+        with Turning(code) as server:
+            outcomes = set()
+            for _ in range(300):
+                link = Link(server.address)
+                try:
+                    replied: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+                    message = participant_pb2.Call(phase=TRY, payload=types_pb2.Payload(data=bytes(70_000)))
+                    link.send(message, Call(0, Phase.TRY, 1, 30_000), replied.set_result)
+                    outcomes.add((await replied).outcome)
+                finally:
+                    await link.close()
+            assert outcomes == {outcome}
 
 
 SPEC = Spec(bytes(16), b"", 0, 30_000, (BranchSpec("bank", "debit"), BranchSpec("shop", "debit")))

@@ -1,0 +1,39 @@
+"""Fixtures of the guide's tests."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.participant.world import postgres_url, sqlite_url
+from tests.integration.guide_programs import Guide
+from tests.mariadb import asyncmy_url, pymysql_url
+
+
+@pytest.fixture(params=("sqlite", "postgres", "mariadb"))
+def guide_urls(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """The addresses of a fresh database, for an Engine and for an AsyncEngine."""
+    if request.param == "sqlite":
+        return sqlite_url(tmp_path), sqlite_url(tmp_path, asynchronous=True)
+    if request.param == "postgres":
+        return (postgres_url(request.getfixturevalue("pg_database")),) * 2
+    dsn = request.getfixturevalue("mariadb_database")
+    return pymysql_url(dsn), asyncmy_url(dsn)
+
+
+@pytest.fixture
+async def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Guide]:
+    """The guide's files in a folder from which they can be imported; their databases are files in it."""
+    guide = Guide(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield guide
+    await guide.close()
+
+
+@pytest.fixture
+async def guide_on(guide: Guide, guide_urls: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> Guide:
+    """The same, on each kind of database."""
+    for name, url in zip(("DATABASE_URL", "ASYNC_DATABASE_URL"), guide_urls, strict=True):
+        monkeypatch.setenv(name, url)
+    return guide

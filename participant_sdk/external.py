@@ -22,7 +22,7 @@ from participant_sdk.databases import Database
 from participant_sdk.errors import Refused
 from participant_sdk.fence import Status
 from participant_sdk.fence_row import RowGone, storable
-from participant_sdk.handler import LAZY, Handle
+from participant_sdk.handler import Handle
 from participant_sdk.handling import encode_result, is_transient, run_handler, tell_if_late
 from participant_sdk.steps import CallFailed, Look, Rollback, RunAgain, Step
 
@@ -52,16 +52,9 @@ def run_try(call: IncomingCall, database: Database, action: Action, handed: Call
 
 
 def _run(call: IncomingCall, database: Database, action: Action, handed: Call[Any], intent: str) -> Steps:
-    begin = partial(database.begin_within, call=call)
-    yield Look(lambda connection: connection.info.update({LAZY: begin}))
-    refused = None
     try:
-        result = yield Handle(action.try_handler, handed)
-    except Refused as no:
-        refused = no
-    finally:  # before the SDK itself begins a local transaction
-        yield Look(lambda connection: connection.info.pop(LAZY, None))
-    if refused is not None:
+        result = yield Handle(action.try_handler, handed, partial(database.begin_within, call=call))
+    except Refused as refused:
         return (yield from _refuse(call, database, refused, intent))
     stored = encode_result(result)
     if not (yield Look(lambda connection: connection.in_transaction())):  # the handler has not used it

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 _IN_HANDLER: Final = "tricord.in_handler"
 _MISUSED: Final = "tricord.misused"
-LAZY: Final = "tricord.lazy"
-"""In `connection.info` while a handler runs that may begin a local transaction at any time, or never: how to."""
+_BEGIN: Final = "tricord.begin"
 _EXITED: Final = "the handler called sys.exit(), which ends its call and not the process"
 
 
@@ -45,10 +44,14 @@ class Handler:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """The step that calls a handler; gives what it returns, throws what it raises."""
+    """The step that calls a handler; gives what it returns, throws what it raises.
+
+    `begin`: how its first statement begins a local transaction, where none has been begun for it.
+    """
 
     handler: Handler
     call: Call[Any]
+    begin: Callable[[Connection], None] | None = None
 
     def perform(self, connection: Connection) -> Any:
         """See Step."""
@@ -81,6 +84,8 @@ class Handle:
         info = connection.info
         info.pop(_MISUSED, None)
         info[_IN_HANDLER] = True
+        if self.begin is not None:
+            info[_BEGIN] = self.begin
 
         def refuse_commit(session: Session) -> None:
             if not session.in_nested_transaction():
@@ -93,6 +98,7 @@ class Handle:
             raise CallFailed(_EXITED) from error
         finally:
             info.pop(_IN_HANDLER, None)
+            info.pop(_BEGIN, None)
             if (text := info.pop(_MISUSED, None)) is not None:
                 raise LocalTransactionMisused(text, attention=True)
 
@@ -119,8 +125,8 @@ def guard_handlers(engine: Engine) -> None:
             _refuse(connection.info, f"executed {verb}")
 
     def begin_lazily(connection: Connection) -> None:
-        if (lazily := connection.info.pop(LAZY, None)) is not None:
-            lazily(connection)
+        if (begin := connection.info.pop(_BEGIN, None)) is not None:
+            begin(connection)
 
     event.listen(engine, "begin", begin_lazily)
     event.listen(engine, "commit", refuse("commit"))

@@ -26,7 +26,7 @@ from participant_sdk.databases.database import (
 from participant_sdk.databases.statements import OneByOne, new_row, row_of, this
 from participant_sdk.fence_row import MEETS_WITH, Meeting
 from participant_sdk.fence_tables import FenceTables
-from participant_sdk.steps import Look, Rollback, RunAgain, Send
+from participant_sdk.steps import Ask, Look, Rollback, RunAgain, Send
 
 _LIMITS: Final = "tricord.limits"
 
@@ -93,7 +93,7 @@ class MariaDb(OneByOne):
             yield Look(lambda connection: connection.info.update({_LIMITS: tuple(before)}))
         has_idle = (yield Look(lambda connection: connection.info[_LIMITS]))[1] is not None
         yield Send(_limits(call, has_idle))
-        yield Look(known_to_sqlalchemy)
+        yield Ask(known_to_sqlalchemy)  # a listener of the engine may execute something
 
     def begin_within(self, connection: Connection, call: IncomingCall) -> None:
         """See Database."""

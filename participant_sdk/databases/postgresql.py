@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import psycopg
 from psycopg import generators
-from psycopg.pq import ExecStatus
+from psycopg.pq import ExecStatus, TransactionStatus
 from sqlalchemy import Connection, Dialect
 from sqlalchemy import exc as sqlalchemy_errors
 
@@ -36,7 +36,7 @@ from participant_sdk.fence import Phase, Status
 from participant_sdk.fence_row import MEETS_WITH, FenceRow, Meeting, RowGone, status_of
 from participant_sdk.fence_tables import FenceTables
 from participant_sdk.payload import Payload
-from participant_sdk.steps import Look, RunAgain, drop_if_lost
+from participant_sdk.steps import Ask, Look, RunAgain, drop_if_lost
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
@@ -191,7 +191,7 @@ class PostgreSQL(Database):
         """See Database."""
         yield from self._ready()
         status = MEETS_WITH.get(call.phase)
-        begin = ((yield Look(_begin)), *_limits(call))
+        begin = (*(yield Ask(_begin)), *_limits(call))
         if status is None:
             results = yield PgScript((*begin, self._prepared("read", _this(call))))
             return _meeting(results[-1])
@@ -258,7 +258,7 @@ class PostgreSQL(Database):
 
     def begin(self, call: IncomingCall) -> Script[None]:
         """See Database."""
-        yield PgScript(((yield Look(_begin)), *_limits(call), SAVEPOINT))
+        yield PgScript((*(yield Ask(_begin)), *_limits(call), SAVEPOINT))
 
     def begin_within(self, connection: Connection, call: IncomingCall) -> None:
         """See Database. The driver begins by itself, before the first statement."""
@@ -307,11 +307,17 @@ class PostgreSQL(Database):
         yield Look(lambda connection: connection.info.update({_PREPARED: (self.log, self.fence_id)}))
 
 
-def _begin(connection: Connection) -> str:
-    """BEGIN as the driver would say it, which leaves the engine's isolation level to that statement."""
+def _begin(connection: Connection) -> Sequence[str]:
+    """BEGIN as the driver would say it, which leaves the engine's isolation level to that statement.
+
+    Nothing if it has begun: the engine may have a listener that executes something at every beginning.
+    """
     known_to_sqlalchemy(connection)
-    level = cast("psycopg.Connection[Any]", connection.connection.driver_connection).isolation_level
-    return "BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}"
+    raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
+    if raw.pgconn.transaction_status != TransactionStatus.IDLE:
+        return ()
+    level = raw.isolation_level
+    return ("BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}",)
 
 
 def _prepares(connection: Connection) -> bool:

@@ -93,3 +93,16 @@ async def test_what_a_pool_does_with_what_it_gets_back_does_not_matter(world: Wo
     assert (world.effects(xid), world.status(xid)) == ([], None)
     assert (await world.call(TRY, xid)).outcome == DONE
     await every_phase(world)
+
+
+@pytest.mark.parametrize("flavour", ["postgres-sync", "postgres-async-serializable", "mariadb-async"], indirect=True)
+async def test_an_engine_may_execute_something_at_every_beginning(world: World) -> None:
+    """For row level security, for example."""
+    begun: list[int] = []
+
+    @event.listens_for(getattr(world.engine, "sync_engine", world.engine), "begin")
+    def begin(connection: Any) -> None:
+        begun.append(connection.execute(text("SELECT 1")).scalar_one())
+
+    await every_phase(world)
+    assert begun

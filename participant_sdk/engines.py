@@ -41,16 +41,16 @@ class SyncEngineFence:
     """The fence on an Engine, for `def` handlers. Any thread may call `execute`."""
 
     def __init__(self, engine: Engine, tables: FenceTables, retention_ms: int) -> None:
-        self._engine = engine.execution_options()
+        self.engine = engine.execution_options()
         self._tables = tables
         self._retention_ms = retention_ms
-        guard_handlers(self._engine)
-        self._turn = ThreadTurn()
+        guard_handlers(self.engine)
+        self.turn = ThreadTurn()
 
     def prepare(self, actions: Actions, connections_needed: int) -> Fence:
         """Create the tables, prove the engine's transactions; raises ConfigurationError."""
-        database = prepare.check_engine(self._engine, self._tables, connections_needed)
-        with prepare.errors_told(self._engine), self._engine.connect() as first, self._engine.connect() as second:
+        database = prepare.check_engine(self.engine, self._tables, connections_needed)
+        with prepare.errors_told(self.engine), self.engine.connect() as first, self.engine.connect() as second:
             prepare.check_apart(first, second)
             database.fence_id = prepare.make_tables(first, self._tables)
             xid, failure = token_hex(16), None
@@ -70,7 +70,7 @@ class SyncEngineFence:
         while True:
             runs += 1
             try:
-                with self._one_at_a_time(call, fence.database), self._engine.connect() as connection:
+                with self._one_at_a_time(call, fence.database), self.engine.connect() as connection:
                     try:
                         return _logged(call, run(steps_of(call, fence), connection))
                     except LocalTransactionMisused:
@@ -89,29 +89,29 @@ class SyncEngineFence:
         if not database.one_writer:
             yield
             return
-        if not self._turn.acquire(is_try=call.phase is Phase.TRY, seconds=wait_ms(call) / 1000):
+        if not self.turn.acquire(is_try=call.phase is Phase.TRY, seconds=wait_ms(call) / 1000):
             raise CallFailed(_WAITED)
         try:
             yield
         finally:
-            self._turn.release()
+            self.turn.release()
 
 
 class AsyncEngineFence:
     """The fence on an AsyncEngine, for `async def` handlers. Used from one event loop."""
 
     def __init__(self, engine: AsyncEngine, tables: FenceTables, retention_ms: int) -> None:
-        self._engine = engine.execution_options()
+        self.engine = engine.execution_options()
         self._tables = tables
         self._retention_ms = retention_ms
-        guard_handlers(self._engine.sync_engine)
-        self._turn = TaskTurn()
+        guard_handlers(self.engine.sync_engine)
+        self.turn = TaskTurn()
 
     async def prepare(self, actions: Actions, connections_needed: int) -> Fence:
         """Create the tables, prove the engine's transactions; raises ConfigurationError."""
-        database = prepare.check_engine(self._engine.sync_engine, self._tables, connections_needed)
-        with prepare.errors_told(self._engine.sync_engine):
-            async with self._engine.connect() as first, self._engine.connect() as second:
+        database = prepare.check_engine(self.engine.sync_engine, self._tables, connections_needed)
+        with prepare.errors_told(self.engine.sync_engine):
+            async with self.engine.connect() as first, self.engine.connect() as second:
                 prepare.check_apart(
                     cast("Connection", first.sync_connection), cast("Connection", second.sync_connection)
                 )
@@ -133,7 +133,7 @@ class AsyncEngineFence:
         while True:
             runs += 1
             try:
-                async with self._one_at_a_time(call, fence.database), self._engine.connect() as connection:
+                async with self._one_at_a_time(call, fence.database), self.engine.connect() as connection:
                     try:
                         return _logged(call, await run_async(steps_of(call, fence), connection))
                     except LocalTransactionMisused:
@@ -151,12 +151,12 @@ class AsyncEngineFence:
         if not database.one_writer:
             yield
             return
-        if not await self._turn.acquire(is_try=call.phase is Phase.TRY, seconds=wait_ms(call) / 1000):
+        if not await self.turn.acquire(is_try=call.phase is Phase.TRY, seconds=wait_ms(call) / 1000):
             raise CallFailed(_WAITED)
         try:
             yield
         finally:
-            self._turn.release()
+            self.turn.release()
 
 
 def _logged(call: IncomingCall, reply: Reply, error: Exception | None = None) -> Reply:

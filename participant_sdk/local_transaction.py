@@ -36,6 +36,8 @@ INVALID_PAYLOAD: Final = "invalid_payload"
 TOO_OLD: Final = "too_old"
 
 RUNS_MAX: Final = 10
+TRY_AGE_MAX_MS: Final = 25 * 3_600_000
+"""A transaction is decided within 24 hours; nothing is purged before this."""
 PHASE2_SECONDS_MIN: Final = 1.0
 """Confirm and Cancel are owed however late they are: so long they run again in any case."""
 RUN_SECONDS_MIN: Final = 2 * REPLY_MARGIN_MS / 1000
@@ -46,12 +48,17 @@ PAUSE_MAX_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A database with a proven fence, the actions whose calls it guards, and for how long it remembers them."""
+    """A database with a proven fence, the actions whose calls it guards, and how long it remembers them at least."""
 
     database: Database
     fence_id: str
     actions: Actions
     retention_ms: int
+
+    @property
+    def try_age_max_ms(self) -> int:
+        """What a Try may have behind it. Not the retention: rows that are gone stay gone when that is raised."""
+        return min(TRY_AGE_MAX_MS, self.retention_ms)
 
 
 def steps_of(call: IncomingCall, fence: Fence) -> Steps:
@@ -99,7 +106,7 @@ def _steps_begun(call: IncomingCall, fence: Fence) -> Steps:
 
 def _run_try(call: IncomingCall, fence: Fence, meeting: Meeting) -> Steps:
     """A Try that has just inserted its row."""
-    if meeting.now_ms is not None and meeting.now_ms - xid_ms(call.xid) > fence.retention_ms:
+    if meeting.now_ms is not None and meeting.now_ms - xid_ms(call.xid) > fence.try_age_max_ms:
         # What is that old may have been forgotten here, an earlier Cancel included (rule C7). Nothing is stored, and
         # a repeat is refused again, since it is older still.
         return Reply.refused(Refusal(TOO_OLD, "its transaction began before what this participant still remembers"))

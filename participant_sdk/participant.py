@@ -6,7 +6,8 @@
     await bank.serve_async("127.0.0.1:7801", coordinator="127.0.0.1:7800")  # AsyncEngine, `async def` handlers
 
 `serve` is the whole program; `start` is the same without waiting for its end; `add_to_server` is for a program that
-has a gRPC server of its own. Each has a form for either flavour, and calling the wrong one says so.
+has a gRPC server of its own. `purge` and `resolve` do once what a participant that serves does in the background.
+Each has a form for either flavour, and calling the wrong one says so.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from participant_sdk.engines import AsyncEngineFence, SyncEngineFence
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.fence_tables import DEFAULT, FenceTables
 from participant_sdk.lanes import TaskLanes, ThreadLanes
-from participant_sdk.local_transaction import Fence
+from participant_sdk.local_transaction import TRY_AGE_MAX_MS, Fence
 from participant_sdk.serve_attached import AsyncAttached, Attached, unary_trys_of
 from participant_sdk.upkeep import DEFAULT as UPKEEP
 from participant_sdk.upkeep import PurgeReport, Report, ResolveReport, Upkeep
@@ -48,8 +49,7 @@ GRACE_SECONDS: Final = 20.0
 LEASE: Final = timedelta(minutes=1)
 LEASE_MAX: Final = timedelta(days=1)
 RETENTION: Final = timedelta(days=7)
-RETENTION_MIN: Final = timedelta(hours=25)
-"""A transaction may take 24 hours; what is younger than it may become must not be refused as too old."""
+RETENTION_MIN: Final = timedelta(milliseconds=TRY_AGE_MAX_MS)
 RETENTION_MAX: Final = timedelta(days=3650)
 
 
@@ -59,8 +59,8 @@ class Participant:
     `engine` is a SQLAlchemy Engine (handlers are `def` functions) or AsyncEngine (`async def`) on PostgreSQL, MariaDB
     or SQLite. At most `try_workers` Trys and, apart from them, `phase2_workers` Confirms and Cancels run at a time,
     each on a connection of its own; at most `waiting_max` calls of either kind are admitted at a time, beyond that they
-    are answered "overloaded". A Try of a transaction that began longer than `retention` ago is refused, because what
-    is older than that may have been purged from the fence (`tables`). Raises ConfigurationError.
+    are answered "overloaded". A Try of a transaction that began more than 25 hours ago is refused; rows of the fence
+    (`tables`) are kept for `retention` at least. Raises ConfigurationError.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ participant that serves, or when the program asks for them. What they did, and w
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -121,6 +122,8 @@ class Upkeep:
             raise ConfigurationError(f"resolve_after is {self.resolve_after}, but must be 0 to {RESOLVE_AFTER_MAX}")
         if not 1 <= self.batch <= LOOK_UP_XIDS_MAX:
             raise ConfigurationError(f"batch is {self.batch}, but must be 1 to {LOOK_UP_XIDS_MAX}")
+        if inspect.iscoroutinefunction(self.on_report):
+            raise ConfigurationError("on_report is a coroutine function, but must be a plain one")
 
     @property
     def is_off(self) -> bool:

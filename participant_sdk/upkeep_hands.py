@@ -48,8 +48,8 @@ class ThreadHands:
         execute: Callable[[IncomingCall], Reply],
     ) -> None:
         self._database = database
-        self._engine = _view_of(engine_fence._engine)
-        self._turn = engine_fence._turn
+        self._engine = _view_of(engine_fence.engine)
+        self._turn = engine_fence.turn
         self._execute = execute
         self._lookup = CoordinatorLookup(coordinator)
         self._stopping = threading.Event()
@@ -118,8 +118,8 @@ class TaskHands:
         execute: Callable[[IncomingCall], Awaitable[Reply]],
     ) -> None:
         self._database = database
-        self._engine = _view_of(engine_fence._engine)
-        self._turn = engine_fence._turn
+        self._engine = _view_of(engine_fence.engine)
+        self._turn = engine_fence.turn
         self._execute = execute
         self._lookup = AsyncCoordinatorLookup(coordinator)
         self._stopping = asyncio.Event()

@@ -92,7 +92,8 @@ class ThreadUpkeep:
         """Do no more; a call that it has begun goes on in its lane."""
         self._hands.close()
         _settle(self._answer, STILL_RUNNING)
-        self._thread.join(STOP_SECONDS)
+        if threading.current_thread() is not self._thread:  # on_report may be what stops it
+            self._thread.join(STOP_SECONDS)
 
     def _loop(self) -> None:
         try:

@@ -19,6 +19,7 @@ from itertools import groupby
 from typing import Final
 
 from participant_sdk.call import IncomingCall, Outcome, Reply, fingerprint
+from participant_sdk.errors import TricordError
 from participant_sdk.fence import Phase, Status
 from participant_sdk.transaction import Branch, Transaction, TransactionState
 from participant_sdk.upkeep import ResolveReport
@@ -28,6 +29,8 @@ from participant_sdk.upkeep_steps import Fetch, Job, Moves, Round, RunCall, floo
 CALL_SECONDS: Final = 10.0
 PAGE_ROWS: Final = 10_000
 """Of them all, only those that are TRIED leave the database."""
+UNREAD_MAX: Final = 5
+"""Records in a row that cannot be read end the round; one that never can, must not keep it from all others."""
 WAITING_MAX: Final = 10_000
 WHOLE_EVERY_SECONDS: Final = 3600.0
 WHOLE_SHARE: Final = 50
@@ -113,6 +116,7 @@ class _Settling:
         self._scan = scan
         self._now_ms = now_ms
         self._after_ms = after_ms
+        self._unread = 0
 
     def rows(self, rows: Sequence[OldRow]) -> Moves[None]:
         """Settle those that are due, as far as there is a record that says how."""
@@ -139,7 +143,16 @@ class _Settling:
                 yield from self._decided(xid, branch_ids, decided[xid, branch_ids[0]])
 
     def _decided(self, xid: str, branch_ids: Sequence[int], phase: Phase) -> Moves[None]:
-        transaction: Transaction | None = yield Fetch(xid)
+        try:
+            transaction: Transaction | None = yield Fetch(xid)
+        except TricordError as error:
+            self._unread += 1
+            if self._unread >= UNREAD_MAX:
+                raise
+            self._counts["failed"] += len(branch_ids)
+            self._round.find(xid, f"is TRIED here, and the coordinator's record of it cannot be read: {error}")
+            return
+        self._unread = 0
         if transaction is None:
             for _ in branch_ids:
                 self._unknown(xid)

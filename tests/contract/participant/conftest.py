@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.participant.records import Records
 from tests.contract.participant.world import FLAVOURS, World, postgres_url, sqlite_url
 from tests.mariadb import asyncmy_url, pymysql_url
 
@@ -36,3 +37,10 @@ async def world(flavour: str, participant_url: str) -> AsyncIterator[World]:
         yield world
     finally:
         await world.close()
+
+
+@pytest.fixture
+async def records(tmp_path: Path) -> AsyncIterator[Records]:
+    """A coordinator that has on record what the test puts there."""
+    async with Records(tmp_path) as records:
+        yield records

@@ -5,17 +5,17 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from participant_sdk import upkeep_purge
 from participant_sdk.call import IncomingCall, Outcome, Reply, fingerprint
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.fence import Phase, Status
+from participant_sdk.fence_tables import FenceTables
 from participant_sdk.local_transaction import steps_of
 from participant_sdk.payload import encode
 from participant_sdk.steps import Commit, Send, Step, run
@@ -63,13 +63,6 @@ locking = pytest.mark.parametrize(
     indirect=True,
 )
 sync_only = pytest.mark.parametrize("flavour", ["sqlite-sync", "postgres-sync", "mariadb-sync"], indirect=True)
-
-
-@pytest.fixture
-async def records(tmp_path: Path) -> AsyncIterator[Records]:
-    """A coordinator."""
-    async with Records(tmp_path) as records:
-        yield records
 
 
 async def test_what_is_over_goes_and_everything_else_stays(
@@ -308,6 +301,22 @@ async def test_two_at_once(world: World, records: Records) -> None:
     assert left <= sum(report.kept_busy for report in reports)
     assert (await purge(world, records.endpoint)).purged == left
     assert stored(world) == set()
+
+
+@several
+async def test_tables_of_another_name_in_the_same_database(world: World, records: Records) -> None:
+    xid = await branch(world, COMMITTED, await records.put(old_xid(), CONFIRMED))
+    tables = FenceTables(log_name="second_log", info_name="second_info")
+    other = World(world.flavour, world.url, tables=tables)
+    try:
+        assert counts(await purge(other, records.endpoint)) == {}
+        with world.auditor.begin() as db:
+            db.execute(text("INSERT INTO second_log SELECT * FROM tcc_fence_log"))
+        assert counts(await purge(other, records.endpoint)) == {"purged": 1}
+        assert world.query("SELECT count(*) FROM second_log") == [(0,)]
+    finally:
+        await other.close()
+    assert world.status(xid) == COMMITTED
 
 
 @several

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from . import coordinator
+from . import coordinator, fence
 from .report import Measure, show
 
-BENCHMARKS: dict[str, Callable[[], list[Measure]]] = {"coordinator": coordinator.run}
+BENCHMARKS: dict[str, Callable[[], list[Measure]]] = {"coordinator": coordinator.run, "fence": fence.run}
 
 
 def main() -> None:

@@ -58,23 +58,36 @@ def second_argument(who: str, handler: Callable[..., Any], *, asynchronous: bool
             from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
             if issubclass(annotation, AsyncSession):
-                return annotation
+                return _with_bind(who, annotation)
             if annotation is AsyncConnection:
                 return None
         else:
             from sqlalchemy.orm import Session
 
             if issubclass(annotation, Session):
-                return annotation
+                return _with_bind(who, annotation)
             if annotation is Connection:
                 return None
     elif isinstance(annotation, Unreadable) and name in _LENT[asynchronous]:
         return _named(name)
     lent = " or ".join(_LENT[asynchronous])
     engine = "an AsyncEngine" if asynchronous else "an Engine"
+    if isinstance(annotation, Unreadable):
+        name = f"{str(annotation)!r}, which cannot be looked up; of one's own it must be a global of its module"
     raise ConfigurationError(
         f"{who} has a second parameter annotated {name}: with {engine} it is lent a {lent}; annotate it as one of them"
     )
+
+
+def _with_bind(who: str, session_class: type) -> type:
+    try:
+        signature_of(session_class).bind(bind=None)
+    except TypeError:
+        raise ConfigurationError(
+            f"{who} wants a {session_class.__name__}, which is lent as {session_class.__name__}(bind=...): let its "
+            "constructor take that"
+        ) from None
+    return session_class
 
 
 def _named(name: str) -> Any:

@@ -13,9 +13,8 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from typing import Final, ParamSpec, TypeVar
 
@@ -42,18 +41,23 @@ def current_branch_id() -> int | None:
     return _current.get()[1]
 
 
-@contextmanager
-def bound(xid: str | None, branch_id: int | None = None) -> Iterator[None]:
+class bound:
     """In the `with` block the running code belongs to `xid` (None: to no transaction); afterwards as before.
 
     Nothing is taken over from the scope around it: `bound(xid)` has no branch id. Raises ValueError, before anything
     is changed, if the xid is not 32 lowercase hexadecimal characters or the branch id is not 1 to 4294967295.
     """
-    token = _current.set(_checked(xid, branch_id))
-    try:
-        yield
-    finally:
-        _current.reset(token)
+
+    __slots__ = ("_scope", "_token")
+
+    def __init__(self, xid: str | None, branch_id: int | None = None) -> None:
+        self._scope = _checked(xid, branch_id)
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._scope)
+
+    def __exit__(self, *raised: object) -> None:
+        _current.reset(self._token)
 
 
 def bound_context(xid: str | None, branch_id: int | None = None) -> Context:

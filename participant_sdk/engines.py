@@ -11,21 +11,20 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from secrets import token_hex
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from participant_sdk import prepare
 from participant_sdk.actions import Actions
 from participant_sdk.call import IncomingCall, Outcome, Reply
-from participant_sdk.databases import Database
 from participant_sdk.databases.database import wait_ms
 from participant_sdk.fence import Phase
 from participant_sdk.fence_tables import FenceTables
 from participant_sdk.handler import LocalTransactionMisused, guard_handlers
 from participant_sdk.local_transaction import Fence, after_error, steps_of
 from participant_sdk.steps import CallFailed, run, run_async
-from participant_sdk.turns import TaskTurn, ThreadTurn
+from participant_sdk.turns import TURN, Held, TaskTurn, ThreadTurn
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tricord.participant")
 
 _TOO_LATE = "its time was up before it could start"
+_FREE: Final = nullcontext()
 _WAITED = "another call was writing to the database all the time that this one could wait"
 
 
@@ -44,7 +44,6 @@ class SyncEngineFence:
         self.engine = engine.execution_options()
         self._tables = tables
         self._retention_ms = retention_ms
-        guard_handlers(self.engine)
         self.turn = ThreadTurn()
 
     def prepare(self, actions: Actions, connections_needed: int) -> Fence:
@@ -60,6 +59,7 @@ class SyncEngineFence:
                 failure = error
             prepare.undo(first)
             prepare.check_rolled_back(second, self._tables, xid, failure)
+        guard_handlers(self.engine)
         return Fence(database, database.fence_id, actions, self._retention_ms)
 
     def execute(self, call: IncomingCall, fence: Fence) -> Reply:
@@ -70,7 +70,12 @@ class SyncEngineFence:
         while True:
             runs += 1
             try:
-                with self._one_at_a_time(call, fence.database), self.engine.connect() as connection:
+                with (
+                    self._turn_of(call) if fence.database.one_writer else _FREE as turn,
+                    self.engine.connect() as connection,
+                ):
+                    if turn is not None:
+                        connection.info[TURN] = turn
                     try:
                         return _logged(call, run(steps_of(call, fence), connection))
                     except LocalTransactionMisused:
@@ -84,17 +89,15 @@ class SyncEngineFence:
             time.sleep(next_step)
 
     @contextmanager
-    def _one_at_a_time(self, call: IncomingCall, database: Database) -> Iterator[None]:
+    def _turn_of(self, call: IncomingCall) -> Iterator[Held]:
         """Where only one can write, calls take turns here, in place of polling the database for its lock."""
-        if not database.one_writer:
-            yield
-            return
         if not self.turn.acquire(is_try=call.phase is Phase.TRY, seconds=wait_ms(call) / 1000):
             raise CallFailed(_WAITED)
+        held = Held(self.turn.release)
         try:
-            yield
+            yield held
         finally:
-            self.turn.release()
+            held.give()
 
 
 class AsyncEngineFence:
@@ -104,7 +107,6 @@ class AsyncEngineFence:
         self.engine = engine.execution_options()
         self._tables = tables
         self._retention_ms = retention_ms
-        guard_handlers(self.engine.sync_engine)
         self.turn = TaskTurn()
 
     async def prepare(self, actions: Actions, connections_needed: int) -> Fence:
@@ -123,6 +125,7 @@ class AsyncEngineFence:
                     failure = error
                 await first.run_sync(prepare.undo)
                 await second.run_sync(prepare.check_rolled_back, self._tables, xid, failure)
+        guard_handlers(self.engine.sync_engine)
         return Fence(database, database.fence_id, actions, self._retention_ms)
 
     async def execute(self, call: IncomingCall, fence: Fence) -> Reply:
@@ -133,7 +136,12 @@ class AsyncEngineFence:
         while True:
             runs += 1
             try:
-                async with self._one_at_a_time(call, fence.database), self.engine.connect() as connection:
+                async with (
+                    self._turn_of(call) if fence.database.one_writer else _FREE as turn,
+                    self.engine.connect() as connection,
+                ):
+                    if turn is not None:
+                        cast("Connection", connection.sync_connection).info[TURN] = turn
                     try:
                         return _logged(call, await run_async(steps_of(call, fence), connection))
                     except LocalTransactionMisused:
@@ -147,16 +155,14 @@ class AsyncEngineFence:
             await asyncio.sleep(next_step)
 
     @asynccontextmanager
-    async def _one_at_a_time(self, call: IncomingCall, database: Database) -> AsyncIterator[None]:
-        if not database.one_writer:
-            yield
-            return
+    async def _turn_of(self, call: IncomingCall) -> AsyncIterator[Held]:
         if not await self.turn.acquire(is_try=call.phase is Phase.TRY, seconds=wait_ms(call) / 1000):
             raise CallFailed(_WAITED)
+        held = Held(self.turn.release)
         try:
-            yield
+            yield held
         finally:
-            self.turn.release()
+            held.give()
 
 
 def _logged(call: IncomingCall, reply: Reply, error: Exception | None = None) -> Reply:

@@ -130,6 +130,8 @@ class OutcomeUnknown(TricordError):
 
 def printable(text: str, length_max: int = MESSAGE_LENGTH_MAX) -> str:
     """`text` on one line, without control characters, cut to `length_max` characters."""
+    if len(text) <= length_max and text.isprintable() and " " not in text:
+        return text
     clean = "".join(char if char.isprintable() else " " for char in text[: 4 * length_max])
     clean = " ".join(clean.split())
     return clean if len(clean) <= length_max else clean[: length_max - 1] + "…"

@@ -10,27 +10,55 @@ person is told.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 from functools import partial
 from secrets import token_hex
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from participant_sdk.actions import Action
 from participant_sdk.call import Call, IncomingCall, Outcome, Reply
 from participant_sdk.databases import Database
-from participant_sdk.errors import Refused
-from participant_sdk.fence import Status
+from participant_sdk.errors import Refused, describe
+from participant_sdk.fence import Phase, Status
 from participant_sdk.fence_row import RowGone, storable
 from participant_sdk.handler import Handle
 from participant_sdk.handling import encode_result, is_transient, run_handler, tell_if_late
 from participant_sdk.steps import CallFailed, Look, Rollback, RunAgain, Step
+from participant_sdk.turns import give_turn
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
 logger = logging.getLogger("tricord.participant")
 
+R = TypeVar("R")
 Steps = Generator[Step, Any, Reply]
 
+AFTERMATH_RUNS_MAX: Final = 5
+AFTERMATH_PAUSE_SECONDS: Final = 0.2
+
 _OVERTAKEN: Final = "Cancel came before this Try's handler had ended: its effect may have come after what Cancel undid"
+_TAKEN_OVER: Final = "its Try outlived its lease, and by then another call had taken over its branch"
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The step that waits."""
+
+    seconds: float
+
+    def perform(self, connection: Connection) -> None:
+        """See Step."""
+        time.sleep(self.seconds)
+
+    async def perform_async(self, connection: AsyncConnection) -> None:
+        """See Step."""
+        await asyncio.sleep(self.seconds)
 
 
 def run_try(call: IncomingCall, database: Database, action: Action, handed: Call[Any], old: str | None) -> Steps:
@@ -40,14 +68,16 @@ def run_try(call: IncomingCall, database: Database, action: Action, handed: Call
     intent = token_hex(16)
     yield from database.lease(call, old, intent, action.lease_ms)
     yield Rollback()  # SQLAlchemy need not know that a script has committed
+    yield Look(give_turn)
     try:
         return (yield from _run(call, database, action, handed, intent))
-    except RowGone:
-        yield Rollback()
-        return (yield from _overtaken(call, database, action, handed))
-    except Exception:
-        yield Rollback()
-        yield from database.lapse(call, intent)  # it runs no more: a repeat, or Cancel, need not wait
+    except Exception as error:
+        # Patient as a Cancel, which it may become: the call's own time may be up.
+        reply = yield from _aftermath(replace(call, phase=Phase.CANCEL), database, action, handed, intent)
+        if reply is not None:
+            return reply
+        if isinstance(error, RowGone):
+            raise CallFailed(_TAKEN_OVER, attention=True) from error
         raise
 
 
@@ -55,7 +85,14 @@ def _run(call: IncomingCall, database: Database, action: Action, handed: Call[An
     try:
         result = yield Handle(action.try_handler, handed, partial(database.begin_within, call=call))
     except Refused as refused:
-        return (yield from _refuse(call, database, refused, intent))
+        if is_transient(refused, database):
+            raise RunAgain(f"its refusal came of a lost race, which is no reason to refuse: {refused}") from refused
+        yield Rollback()
+        refusal = storable(refused.reason, refused.message)
+        yield from database.begin(call)
+        yield from database.refuse(call, refusal, handled=False, intent=intent)
+        tell_if_late(call)
+        return Reply.refused(refusal)
     stored = encode_result(result)
     if not (yield Look(lambda connection: connection.in_transaction())):  # the handler has not used it
         yield from database.begin(call)
@@ -64,24 +101,52 @@ def _run(call: IncomingCall, database: Database, action: Action, handed: Call[An
     return Reply(Outcome.DONE, result=stored)
 
 
-def _refuse(call: IncomingCall, database: Database, refused: Refused, intent: str) -> Steps:
-    if is_transient(refused, database):
-        raise RunAgain(f"its refusal came of a lost race, which is no reason to refuse: {refused}") from refused
-    yield Rollback()
-    refusal = storable(refused.reason, refused.message)
-    yield from database.begin(call)
-    yield from database.refuse(call, refusal, handled=False, intent=intent)
-    tell_if_late(call)
-    return Reply.refused(refusal)
+def _aftermath(
+    cancel: IncomingCall, database: Database, action: Action, handed: Call[Any], intent: str
+) -> Generator[Step, Any, Reply | None]:
+    """What follows a Try that did not end well, or whose end came too late to be stored. None: nothing else changes.
+
+    Its lease ends now, since it runs no more: a repeat, or Cancel, need not wait. If the intent is not its own any
+    more, and Cancel was the one to take it, Cancel's handler runs again.
+    """
+    try:
+        if (yield from _patiently(database, partial(database.lapse, cancel, intent))):
+            return None
+    except Exception:
+        logger.warning(
+            "%s: the lease of its Try could not be ended, and stands until it runs out", cancel, exc_info=True
+        )
+        return None
+    try:
+        return (yield from _patiently(database, partial(_overtaken, cancel, database, action, handed)))
+    except Exception as error:
+        logger.exception("%s: Cancel's handler has failed when it ran again, and will not be run any more", cancel)
+        return Reply.unknown(f"{_OVERTAKEN}; Cancel's handler has failed: {describe(error)}", attention=True)
 
 
-def _overtaken(call: IncomingCall, database: Database, action: Action, handed: Call[Any]) -> Steps:
+def _patiently(database: Database, script: Callable[[], Generator[Step, Any, R]]) -> Generator[Step, Any, R]:
+    """Run a script, and again if it loses a race; raises what it raises in the end."""
+    for run in range(1, AFTERMATH_RUNS_MAX + 1):
+        yield Rollback()
+        try:
+            return (yield from script())
+        except Exception as error:
+            if run == AFTERMATH_RUNS_MAX or not is_transient(error, database):
+                raise
+        yield Pause(AFTERMATH_PAUSE_SECONDS)
+    raise AssertionError("unreachable")
+
+
+def _overtaken(
+    cancel: IncomingCall, database: Database, action: Action, handed: Call[Any]
+) -> Generator[Step, Any, Reply | None]:
     """The intent is another's, or cancelled; what the handler wrote to the database has been rolled back."""
-    row = (yield from database.meet(call)).row
+    row = (yield from database.meet(cancel)).row
     if row is None or row.status is not Status.ROLLBACKED or not row.finished:
-        raise CallFailed("another call has taken over this branch, because its Try outlived its lease", attention=True)
-    logger.error("%s: %s; Cancel's handler runs again", call, _OVERTAKEN)
-    yield from database.start(call, row, Status.ROLLBACKED)
-    yield from run_handler(call, action.cancel_handler, handed)
-    yield from database.finish(call, Status.ROLLBACKED, None, None)
+        yield Rollback()
+        return None
+    logger.error("%s: %s; Cancel's handler runs again", cancel, _OVERTAKEN)
+    yield from database.start(cancel, row, Status.ROLLBACKED)
+    yield from run_handler(cancel, action.cancel_handler, handed)
+    yield from database.finish(cancel, Status.ROLLBACKED, None, None)
     return Reply.unknown(f"{_OVERTAKEN}; Cancel's handler has run again", attention=True)

@@ -60,7 +60,7 @@ class FenceRow:
         return self.fingerprint == call.fingerprint
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Meeting:
     """What a call met: `row`, or None if the branch had none, which is then made (by Try and Cancel).
 

@@ -6,32 +6,67 @@ rolls back would throw the fence row away; both are stopped before they reach th
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection
+from sqlalchemy.engine.default import DefaultDialect
 
+from participant_sdk import session_guard
 from participant_sdk.context import bound
-from participant_sdk.steps import CallFailed
+from participant_sdk.errors import Refused
+from participant_sdk.steps import CallFailed, Rollback
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
+    from sqlalchemy.pool import PoolProxiedConnection
 
     from participant_sdk.call import Call
 
-_IN_HANDLER: Final = "tricord.in_handler"
-_MISUSED: Final = "tricord.misused"
-_BEGIN: Final = "tricord.begin"
+_LOAN: Final = "tricord.loan"
 _EXITED: Final = "the handler called sys.exit(), which ends its call and not the process"
 
 
 class LocalTransactionMisused(CallFailed):
     """The handler tried to end the local transaction that it was only lent."""
+
+
+@dataclass(slots=True)
+class Loan:
+    """A connection in the hands of a handler; in its `info` for so long.
+
+    `begin`: how a handler begins that may do so at its first statement, or never; None: it has begun. `flushes`: how
+    many flushes of its session are under way; `flush_error`: what the last one failed of.
+    """
+
+    connection: Connection
+    begin: Callable[[Connection], None] | None
+    misused: str | None = None
+    flushes: int = 0
+    flush_error: BaseException | None = None
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise LocalTransactionMisused, in the handler; and again after it, should it not let it out."""
+        self.misused = f"the handler {what}: the SDK owns the local transaction; return, or raise, instead"
+        raise LocalTransactionMisused(self.misused, attention=True)
+
+    def has_begun(self) -> bool:
+        """Whether there is something that a rollback would take away."""
+        return self.begin is None or self.connection.in_transaction()
+
+    def refuse_rollback(self) -> NoReturn:
+        """As `refuse`; but a session that rolls back because its flush has failed is told the flush's own error."""
+        error = sys.exception()
+        if self.flushes and error is not None:
+            raise error
+        self.refuse("called rollback()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +79,7 @@ class Handler:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """The step that calls a handler; gives what it returns, throws what it raises.
-
-    `begin`: how its first statement begins a local transaction, where none has been begun for it.
-    """
+    """The step that calls a handler; gives what it returns, throws what it raises. `begin`: see Loan."""
 
     handler: Handler
     call: Call[Any]
@@ -56,88 +88,135 @@ class Handle:
     def perform(self, connection: Connection) -> Any:
         """See Step."""
         function, session_class = self.handler.function, self.handler.session_class
-        with self._lent(connection) as refuse_commit:
+        with _Lent(self, connection) as loan:
             if session_class is None:
                 return function(self.call, connection)
             session: Session = session_class(bind=connection)
-            event.listen(session, "before_commit", refuse_commit)
-            result = function(self.call, session)
-            session.flush()
+            session_guard.watch(session, connection, loan)
+            try:
+                result = function(self.call, session)
+                session_guard.check_whole(session, loan)
+                session.flush()
+            except Exception as error:
+                if _left_open(loan, error):
+                    with suppress(Exception):
+                        Rollback().perform(connection)
+                raise
             session.expunge_all()  # and not closed: where nothing was begun before it, it would roll back
             return result
 
     async def perform_async(self, connection: AsyncConnection) -> Any:
         """See Step."""
         function, session_class = self.handler.function, self.handler.session_class
-        with self._lent(cast(Connection, connection.sync_connection)) as refuse_commit:
+        synchronous = cast(Connection, connection.sync_connection)
+        with _Lent(self, synchronous) as loan:
             if session_class is None:
                 return await cast(Awaitable[Any], function(self.call, connection))
             session: AsyncSession = session_class(bind=connection)
-            event.listen(session.sync_session, "before_commit", refuse_commit)
-            result = await cast(Awaitable[Any], function(self.call, session))
-            await session.flush()
+            session_guard.watch(session.sync_session, synchronous, loan)
+            try:
+                result = await cast(Awaitable[Any], function(self.call, session))
+                session_guard.check_whole(session.sync_session, loan)
+                await session.flush()
+            except Exception as error:
+                if _left_open(loan, error):
+                    with suppress(Exception):
+                        await Rollback().perform_async(connection)
+                raise
             session.expunge_all()
             return result
 
-    @contextmanager
-    def _lent(self, connection: Connection) -> Iterator[Callable[[Any], None]]:
-        info = connection.info
-        info.pop(_MISUSED, None)
-        info[_IN_HANDLER] = True
-        if self.begin is not None:
-            info[_BEGIN] = self.begin
 
-        def refuse_commit(session: Session) -> None:
-            if not session.in_nested_transaction():
-                _refuse(info, "called commit()")
+class _Lent:
+    """While a handler runs: its connection is marked with the loan, and the running code belongs to its branch."""
 
-        try:
-            with bound(self.call.xid, self.call.branch_id):
-                yield refuse_commit
-        except SystemExit as error:
+    __slots__ = ("_bound", "_info", "_loan")
+
+    def __init__(self, handle: Handle, connection: Connection) -> None:
+        self._info = connection.info
+        self._loan = Loan(connection, handle.begin)
+        self._bound = bound(handle.call.xid, handle.call.branch_id)
+
+    def __enter__(self) -> Loan:
+        self._info[_LOAN] = self._loan
+        self._bound.__enter__()
+        return self._loan
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._bound.__exit__()
+        self._info.pop(_LOAN, None)
+        if self._loan.misused is not None:
+            raise LocalTransactionMisused(self._loan.misused, attention=True)
+        if kind is SystemExit:
             raise CallFailed(_EXITED) from error
-        finally:
-            info.pop(_IN_HANDLER, None)
-            info.pop(_BEGIN, None)
-            if (text := info.pop(_MISUSED, None)) is not None:
-                raise LocalTransactionMisused(text, attention=True)
+
+
+def _left_open(loan: Loan, error: Exception) -> bool:
+    """Whether SQLAlchemy takes a local transaction for rolled back that is still open, and that nobody needs now.
+
+    A refusal is still to be stored in it.
+    """
+    return loan.flush_error is not None and not isinstance(error, Refused)
 
 
 def guard_handlers(engine: Engine) -> None:
     """Make COMMIT and ROLLBACK by a handler, as methods or as SQL, raise before they reach the database.
 
-    `engine` is the SDK's own view of the user's engine; the user's other work never sees this.
+    `engine` is the SDK's own view of the user's engine, which never sees this. It must have connected once, because the
+    view is given a copy of its dialect. (Event listeners would cost each call as much as all the rest of the fence.)
     """
-
-    def refuse(verb: str) -> Callable[[Connection], None]:
-        def listener(connection: Connection) -> None:
-            if connection.invalidated:  # nothing can reach the database, and the savepoint is gone: RELEASE will tell
-                return
-            if connection.info.get(_IN_HANDLER):
-                _refuse(connection.info, f"called {verb}()")
-
-        return listener
-
-    def refuse_statement(
-        connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
-    ) -> None:
-        if connection.info.get(_IN_HANDLER) and (verb := ending_verb(statement)) is not None:
-            _refuse(connection.info, f"executed {verb}")
-
-    def begin_lazily(connection: Connection) -> None:
-        if (begin := connection.info.pop(_BEGIN, None)) is not None:
-            begin(connection)
-
-    event.listen(engine, "begin", begin_lazily)
-    event.listen(engine, "commit", refuse("commit"))
-    event.listen(engine, "rollback", refuse("rollback"))
-    event.listen(engine, "before_cursor_execute", refuse_statement)
+    dialect = copy.copy(engine.dialect)
+    dialect.__class__ = type(f"Guarded{type(dialect).__name__}", (_Guard, type(dialect)), {})
+    engine.dialect = dialect
 
 
-def _refuse(info: dict[Any, Any], what: str) -> None:
-    text = f"the handler {what}: the SDK owns the local transaction; return, or raise, instead"
-    info[_MISUSED] = text
-    raise LocalTransactionMisused(text, attention=True)
+class _Guard(DefaultDialect):
+    """What a guarded dialect looks at first. It is given each COMMIT, ROLLBACK and statement before the driver is."""
+
+    def do_begin_twophase(self, connection: Connection, xid: Any) -> None:
+        if (loan := connection.info.get(_LOAN)) is not None:
+            loan.refuse("called begin_twophase()")
+        super().do_begin_twophase(connection, xid)
+
+    def do_commit(self, dbapi_connection: PoolProxiedConnection) -> None:
+        if (loan := dbapi_connection.info.get(_LOAN)) is not None:
+            loan.refuse("called commit()")
+        super().do_commit(dbapi_connection)  # type: ignore[no-untyped-call]
+
+    def do_rollback(self, dbapi_connection: PoolProxiedConnection) -> None:
+        if (loan := dbapi_connection.info.get(_LOAN)) is not None and loan.has_begun():
+            loan.refuse_rollback()
+        super().do_rollback(dbapi_connection)  # type: ignore[no-untyped-call]
+
+    def do_execute(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+        _look_at(statement, context)
+        super().do_execute(cursor, statement, parameters, context)  # type: ignore[no-untyped-call]
+
+    def do_execute_no_params(self, cursor: Any, statement: str, context: Any = None) -> None:
+        _look_at(statement, context)
+        super().do_execute_no_params(cursor, statement, context)  # type: ignore[no-untyped-call]
+
+    def do_executemany(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+        _look_at(statement, context)
+        super().do_executemany(cursor, statement, parameters, context)  # type: ignore[no-untyped-call]
+
+    def set_connection_execution_options(self, connection: Connection, opts: Any) -> None:
+        if "isolation_level" in opts and (loan := connection.info.get(_LOAN)) is not None:
+            loan.refuse("set the isolation level")
+        super().set_connection_execution_options(connection, opts)
+
+
+def _look_at(statement: str, context: Any) -> None:
+    if context is None or (loan := context.root_connection.info.get(_LOAN)) is None:
+        return
+    if loan.begin is not None:
+        connection = context.root_connection
+        if not connection.in_transaction():  # what the engine's own listeners say at the beginning, such as BEGIN
+            return
+        loan.begin(connection)
+        loan.begin = None
+    if (verb := ending_verb(statement)) is not None:
+        loan.refuse(f"executed {verb}")
 
 
 _VERB = r"(COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(?:\w+\s+)?TO\b))\b"

@@ -12,7 +12,7 @@ from participant_sdk.call import Call, IncomingCall
 from participant_sdk.databases import Database
 from participant_sdk.errors import Refused
 from participant_sdk.handler import Handle, Handler
-from participant_sdk.payload import Payload, encode
+from participant_sdk.payload import JSON, Payload, encode
 from participant_sdk.steps import CallFailed, Step
 
 logger = logging.getLogger("tricord.participant")
@@ -75,7 +75,7 @@ def encode_result(result: Any) -> Payload | None:
     if len(stored.data) > RESULT_BYTES_MAX:
         text = f"the result of Try has {len(stored.data)} bytes, {RESULT_BYTES_MAX} are allowed: return a key to it"
         raise CallFailed(text, attention=True)
-    if not _CONTENT_TYPE.fullmatch(stored.content_type):
+    if stored.content_type is not JSON and not _CONTENT_TYPE.fullmatch(stored.content_type):
         raise CallFailed(f"the content type of Try's result is {stored.content_type!r}", attention=True)
     return stored
 

@@ -35,7 +35,8 @@ def member_path(path: str, step: str | int) -> str:
     """The path of a member (a name) or an item (a position) of what is at `path`: `lines[2].amount`."""
     if isinstance(step, int):
         return f"{path}[{step}]"
-    name = printable(step, NAME_LENGTH_MAX)
+    plain = step.isascii() and step.isidentifier() and len(step) <= NAME_LENGTH_MAX
+    name = step if plain else printable(step, NAME_LENGTH_MAX)
     return f"{path}.{name}" if path else name
 
 
@@ -52,9 +53,10 @@ def rejected(kind: Any, path: str, error: Exception) -> PayloadError:
 def parse_json(data: bytes) -> Any:
     """The value in UTF-8 JSON text; raises PayloadError."""
     try:
-        value = json.loads(
-            data.decode(), object_pairs_hook=_no_name_twice, parse_constant=_no_constant, parse_float=_finite_float
-        )
+        text = data.decode().strip(" \t\n\r")
+        value, end = _reader.raw_decode(text)
+        if end != len(text):
+            _reader.decode(text)  # says what is there
         if b"\\u" in data:  # only an escape can stand for half a character
             json.dumps(value, ensure_ascii=False).encode()
         return value
@@ -89,6 +91,11 @@ def _finite_float(text: str) -> float:
     if not math.isfinite(number):
         raise _Infinite
     return number
+
+
+_reader: Final = json.JSONDecoder(
+    object_pairs_hook=_no_name_twice, parse_constant=_no_constant, parse_float=_finite_float
+)
 
 
 class _Infinite(Exception):

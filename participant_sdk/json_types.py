@@ -19,7 +19,7 @@ from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Union
+from typing import Any, Final, Union
 from uuid import UUID
 
 from participant_sdk.errors import printable
@@ -27,6 +27,7 @@ from participant_sdk.json_text import ENVIRONMENT, NAME_LENGTH_MAX, PayloadError
 from participant_sdk.payload_libraries import library_of
 
 Decoder = Callable[[Any, str], Any]
+_Building = dict[type, dict[str, tuple[type | None, Decoder]]]
 
 
 class UnsupportedType(TypeError):
@@ -35,6 +36,15 @@ class UnsupportedType(TypeError):
 
 def jsonable(value: Any, path: str) -> Any:
     """`value` as what `json.dumps` takes; raises TypeError or ValueError naming the path of what it cannot take."""
+    kind: Any = type(value)
+    if kind in _AS_IT_IS:
+        return value
+    if (names := _fields_of(kind)) is not None:
+        found = {}
+        for name in names:
+            item = getattr(value, name)
+            found[name] = item if type(item) in _AS_IT_IS else jsonable(item, f"{path}.{name}" if path else name)
+        return found
     if isinstance(value, Enum):
         return jsonable(value.value, path)
     if value is None or isinstance(value, (str, bool, int)):
@@ -45,9 +55,6 @@ def jsonable(value: Any, path: str) -> Any:
         return value
     if (library := library_of(type(value))) is not None:
         return jsonable(library.plain(value, path), path)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = (field.name for field in dataclasses.fields(value) if field.init)  # the others follow from these
-        return {name: jsonable(getattr(value, name), member_path(path, name)) for name in fields}
     if isinstance(value, dict):
         if not all(isinstance(name, str) for name in value):
             raise TypeError(f"{path or 'value'} has a key that is not a string")
@@ -67,13 +74,24 @@ def jsonable(value: Any, path: str) -> Any:
     raise TypeError(f"{path or 'value'} is of type {type(value).__name__}, which the SDK cannot carry as JSON")
 
 
+_AS_IT_IS: Final = frozenset({str, int, bool, type(None)})
+
+
+@lru_cache(maxsize=1024)
+def _fields_of(kind: type) -> tuple[str, ...] | None:
+    """The fields of a dataclass that are written (the others follow from these); None for every other type."""
+    if not dataclasses.is_dataclass(kind) or issubclass(kind, Enum) or library_of(kind) is not None:
+        return None
+    return tuple(field.name for field in dataclasses.fields(kind) if field.init)
+
+
 @lru_cache(maxsize=1024)
 def decoder_for(kind: Any) -> Decoder:
     """The decoder of an annotated type; raises UnsupportedType naming what in it cannot be carried."""
     return _build(kind, {})
 
 
-def _build(kind: Any, building: dict[type, dict[str, Decoder]]) -> Decoder:
+def _build(kind: Any, building: _Building) -> Decoder:
     """`building` holds the dataclasses whose decoders are under way, so that one may contain itself."""
     kind = _plain(kind)
     if kind is Any:
@@ -184,6 +202,9 @@ _SCALARS: dict[Any, Decoder] = {
 }
 
 
+_TAKEN_AS_THEY_ARE: dict[Decoder, type] = {_SCALARS[kind]: kind for kind in (str, int, bool)}
+
+
 def _union(decoders: list[Decoder], *, nullable: bool) -> Decoder:
     def decode(value: Any, path: str) -> Any:
         if value is None and nullable:
@@ -247,7 +268,7 @@ def _hints(kind: type) -> dict[str, Any]:
         raise UnsupportedType(f"{text}; the types of its fields must be globals of its module") from None
 
 
-def _dataclass(kind: type, building: dict[type, dict[str, Decoder]]) -> Decoder:
+def _dataclass(kind: type, building: _Building) -> Decoder:
     fields = [field for field in dataclasses.fields(kind) if field.init]
     required = [
         field.name
@@ -263,7 +284,8 @@ def _dataclass(kind: type, building: dict[type, dict[str, Decoder]]) -> Decoder:
                 raise UnsupportedType(f"{kind.__name__}.{name} is an InitVar, whose value is gone when it is encoded")
         for field in fields:
             try:
-                decoders[field.name] = _build(hints[field.name], building)
+                decoder = _build(hints[field.name], building)
+                decoders[field.name] = _TAKEN_AS_THEY_ARE.get(decoder), decoder
             except UnsupportedType as error:
                 raise UnsupportedType(f"{kind.__name__}.{field.name}: {error}") from None
 
@@ -275,7 +297,11 @@ def _dataclass(kind: type, building: dict[type, dict[str, Decoder]]) -> Decoder:
         for name in required:
             if name not in value:
                 raise PayloadError(member_path(path, name), "is missing")
-        found = {name: decoders[name](entry, member_path(path, name)) for name, entry in value.items()}
+        # A field's name needs no member_path, which makes names printable.
+        found = {}
+        for name, entry in value.items():
+            exact, decoder = decoders[name]
+            found[name] = entry if type(entry) is exact else decoder(entry, f"{path}.{name}" if path else name)
         try:
             return kind(**found)
         except ENVIRONMENT:

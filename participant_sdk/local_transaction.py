@@ -63,8 +63,13 @@ class Fence:
 
 def steps_of(call: IncomingCall, fence: Fence) -> Steps:
     """One call from BEGIN to COMMIT; returns its reply. An exception out of it means: roll back, outcome unknown."""
+    steps = _steps_begun(call, fence)
+    return _restoring(steps, fence) if fence.database.restores else steps
+
+
+def _restoring(steps: Steps, fence: Fence) -> Steps:
     try:
-        reply = yield from _steps_begun(call, fence)
+        reply = yield from steps
     except Exception:
         yield from fence.database.restored()
         raise
@@ -88,6 +93,14 @@ def _steps_begun(call: IncomingCall, fence: Fence) -> Steps:
         case Verdict.SUSPEND, None:
             yield from fence.database.commit()
             return Reply(Outcome.DONE)
+        case _:
+            yield from fence.database.leave()
+            return _answer(verdict, row)
+
+
+def _answer(verdict: Verdict, row: FenceRow | None) -> Reply:
+    """The reply where nothing is to be run, nor changed."""
+    match verdict, row:
         case Verdict.DONE, _:
             return Reply(Outcome.DONE)
         case Verdict.REPLAY_RESULT, FenceRow(result=result):
@@ -109,6 +122,7 @@ def _run_try(call: IncomingCall, fence: Fence, meeting: Meeting) -> Steps:
     if meeting.now_ms is not None and meeting.now_ms - xid_ms(call.xid) > fence.try_age_max_ms:
         # What is that old may have been forgotten here, an earlier Cancel included (rule C7). Nothing is stored, and
         # a repeat is refused again, since it is older still.
+        yield from fence.database.leave()
         return Reply.refused(Refusal(TOO_OLD, "its transaction began before what this participant still remembers"))
     action = find(call, fence.actions)
     try:

@@ -15,6 +15,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Final, TypeVar, cast, get_origin
 
 from google.protobuf.message import DecodeError, Message
@@ -31,6 +32,8 @@ T = TypeVar("T")
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/protobuf"
 BYTES: Final = "application/octet-stream"
+
+_write: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ def codec_for(kind: Any) -> Codec:
         return Codec(kind, lambda payload: _decode_message(kind, payload))
     if kind is dict or get_origin(kind) is dict or dataclasses.is_dataclass(kind) or library_of(kind) is not None:
         decode = decoder_for(dict[str, Any] if kind is dict else kind)
-        return Codec(kind, lambda payload: _decode_json(decode, payload))
+        return Codec(kind, partial(_decode_json, decode))
     raise UnsupportedType(
         f"{kind!r} is not a dataclass, a pydantic model, a msgspec Struct, a protobuf message class, dict or bytes"
     )
@@ -79,10 +82,10 @@ def encode(value: object) -> Payload:
     if isinstance(value, Message):
         content_type = f"{PROTOBUF}; type={value.DESCRIPTOR.full_name}"
         return Payload(value.SerializeToString(deterministic=True), content_type)
-    if isinstance(value, dict) or _has_fields(value):
+    kind: Any = type(value)
+    if isinstance(value, dict) or _has_fields(kind):
         try:
-            plain = jsonable(value, "")
-            text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+            text = _write(jsonable(value, ""))
         except RecursionError:
             raise ValueError("it is nested too deeply, or contains itself") from None
         return Payload(text.encode(), JSON)
@@ -96,15 +99,13 @@ def decode_untyped(payload: Payload) -> Any:
     return parse_json(payload.data) if _media_type(payload)[0] == JSON else payload.data
 
 
-def _has_fields(value: object) -> bool:
-    if isinstance(value, type):
-        return False
-    return dataclasses.is_dataclass(value) or library_of(type(value)) is not None
+@lru_cache(maxsize=1024)
+def _has_fields(kind: type) -> bool:
+    return dataclasses.is_dataclass(kind) or library_of(kind) is not None
 
 
 def _decode_json(decode: Decoder, payload: Payload) -> Any:
-    media_type, _ = _media_type(payload)
-    if media_type != JSON:
+    if payload.content_type != JSON and _media_type(payload)[0] != JSON:
         raise PayloadError("", f"has content type {payload.content_type!r}, wanted {JSON!r}")
     try:
         value = decode(parse_json(payload.data), "")

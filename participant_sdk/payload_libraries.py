@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import typing
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, Protocol
 
 Part = tuple[Any, Any, tuple[str | int, ...]]
@@ -31,8 +32,11 @@ class Library(Protocol):
 def library_of(kind: Any) -> Library | None:
     """The library of a model, Struct, or generic one with its arguments; None for every other type."""
     kind = typing.get_origin(kind) or kind
-    if not isinstance(kind, type):
-        return None
+    return _library_of_class(kind) if isinstance(kind, type) else None
+
+
+@lru_cache(maxsize=1024)
+def _library_of_class(kind: type) -> Library | None:
     if _is_from("msgspec", "Struct", kind):
         from participant_sdk import payload_msgspec
 

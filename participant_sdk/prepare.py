@@ -103,6 +103,11 @@ def _create_missing(connection: Connection, tables: FenceTables) -> None:
             connection.execute(CreateTable(table, if_not_exists=True))
     for table in (tables.log, tables.info):
         connection.execute(select(table).where(~true()))  # every column is there
+    key = inspect(connection).get_pk_constraint(tables.log.name, tables.schema)["constrained_columns"]
+    if set(key) != {"xid", "branch_id"}:
+        raise ConfigurationError(
+            f"table {tables.log.name} has not the primary key (xid, branch_id): two calls of a branch would not meet"
+        )
 
 
 def _fence_id(connection: Connection, tables: FenceTables) -> str:

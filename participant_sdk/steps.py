@@ -56,7 +56,7 @@ class Ask:
         return await connection.run_sync(self.question)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Look:
     """As Ask, where the question surely needs no round trip; costs an asyncio program nothing."""
 
@@ -71,7 +71,7 @@ class Look:
         return self.question(cast(Connection, connection.sync_connection))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """What a statement gave: its rows, and how many rows it hit."""
 
@@ -79,7 +79,7 @@ class Answer:
     hit: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Send:
     """Send one statement to the driver as it stands, in the driver's own style of parameters; gives an Answer.
 
@@ -142,8 +142,7 @@ class Rollback:
 
     def perform(self, connection: Connection) -> None:
         """See Step."""
-        if connection.in_transaction():
-            connection.rollback()
+        connection.rollback()  # also where SQLAlchemy takes its transaction for ended, and has not closed it
         connection.connection.rollback()
 
     async def perform_async(self, connection: AsyncConnection) -> None:

@@ -9,6 +9,34 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+
+TURN: Final = "tricord.turn"
+"""In `connection.info` while a call has the turn, as what gives it away."""
+
+
+class Held:
+    """A turn that one has; `give` hands it on, once."""
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._release: Callable[[], None] | None = release
+
+    def give(self) -> None:
+        """The next may go. Nothing if it was given already."""
+        if (release := self._release) is not None:
+            self._release = None
+            release()
+
+
+def give_turn(connection: Connection) -> None:
+    """The call on this connection writes nothing for a while. What it writes later has to wait like any stranger's."""
+    if (held := connection.info.get(TURN)) is not None:
+        held.give()
 
 
 class ThreadTurn:

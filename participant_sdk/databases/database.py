@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
-from contextlib import suppress
 from typing import Any, ClassVar, Final, TypeVar
 
 from sqlalchemy import Connection, Dialect
@@ -45,6 +44,7 @@ class Database(ABC):
     """
 
     one_writer: ClassVar[bool] = False
+    restores: ClassVar[bool] = False
 
     def __init__(self, dialect: Dialect, tables: FenceTables) -> None:
         self.tables = tables
@@ -110,6 +110,10 @@ class Database(ABC):
     def lapse(self, call: IncomingCall, intent: str) -> Script[bool]:
         """End the lease of `intent` now, and commit; whether the row was still its."""
 
+    def leave(self) -> Script[None]:
+        """End a local transaction that has met a row and changes nothing. By closing the connection, if not here."""
+        yield from ()
+
     def restore(self) -> Script[None]:
         """After the end, when the connection goes back to the user's pool."""
         yield from ()
@@ -120,8 +124,7 @@ class Database(ABC):
 
     def restored(self) -> Script[None]:
         """As `restore`; but the call has ended, and nothing that happens now may change its reply."""
-        with suppress(Exception):
-            yield from self.restore()
+        yield from ()
 
     def check_fence_id(self, found: str | None) -> None:
         """Raises CallFailed if this is not the database that the replies will name.
@@ -143,6 +146,11 @@ def known_to_sqlalchemy(connection: Connection) -> bool:
     return True
 
 
+def noted(connection: Connection, key: str) -> Any:
+    """What is in the connection's `info`, None if it is lost: SQLAlchemy would make a new one to answer that."""
+    return None if connection.invalidated else connection.info.get(key)
+
+
 def wait_ms(call: IncomingCall) -> int:
     """How long a statement of this call may wait for a lock, in ms: less than the coordinator waits for the reply.
 
@@ -154,7 +162,7 @@ def wait_ms(call: IncomingCall) -> int:
 
 def idle_ms(lock_ms: int) -> int:
     """How long a local transaction may be idle before the server ends it, so that a stopped process frees its locks."""
-    return max(2 * lock_ms, IDLE_MIN_MS)
+    return 2 * lock_ms if 2 * lock_ms > IDLE_MIN_MS else IDLE_MIN_MS
 
 
 def is_refused_connection(error: BaseException) -> bool:

@@ -21,6 +21,7 @@ from participant_sdk.databases.database import (
     idle_ms,
     is_refused_connection,
     known_to_sqlalchemy,
+    noted,
     wait_ms,
 )
 from participant_sdk.databases.statements import OneByOne, new_row, row_of, this
@@ -106,7 +107,7 @@ class MariaDb(OneByOne):
 
     def restore(self) -> Script[None]:
         """See Database."""
-        before = yield Look(lambda connection: connection.info.get(_LIMITS))
+        before = yield Look(lambda connection: noted(connection, _LIMITS))
         if before is not None:
             yield Send(_set(before[0], before[1]))
 

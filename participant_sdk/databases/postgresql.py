@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import psycopg
@@ -36,13 +37,14 @@ from participant_sdk.fence import Phase, Status
 from participant_sdk.fence_row import MEETS_WITH, FenceRow, Meeting, RowGone, status_of
 from participant_sdk.fence_tables import FenceTables
 from participant_sdk.payload import Payload
-from participant_sdk.steps import Ask, Look, RunAgain, drop_if_lost
+from participant_sdk.steps import Look, Rollback, RunAgain, drop_if_lost
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-_PREPARED: Final = "tricord.prepared"
+_READY: Final = "tricord.ready"
+_IN_FULL: Final = "tricord.in_full"
 
 _ROW: Final = (
     "participant, status, finished_at IS NOT NULL, fingerprint_algorithm, encode(fingerprint, 'hex'), "
@@ -75,7 +77,21 @@ _TRANSIENT_SQLSTATES: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+class NotPrepared(RunAgain):
+    """The fence's prepared statements were gone. psycopg deallocates all that there are when it has rolled back."""
+
+    def __init__(self) -> None:
+        super().__init__("the fence's prepared statements were gone")
+
+
+class Changed(RunAgain):
+    """A row that was met is not as it was."""
+
+    def __init__(self) -> None:
+        super().__init__("the fence row was changed meanwhile")
+
+
+@dataclass(slots=True)
 class Prepared:
     """A statement of the fence with its arguments, as SQL."""
 
@@ -83,67 +99,97 @@ class Prepared:
     sql: str
     arguments: Sequence[str]
 
-    def render(self, prepares: bool) -> str:
-        """The SQL that runs it; in full where the driver may not prepare, as behind a pooler of transactions."""
-        if prepares:
-            return f"EXECUTE {self.name}({', '.join(self.arguments)})"
+    def in_full(self) -> str:
+        """As what runs it where nothing can be prepared."""
         return _PARAMETER.sub(lambda found: self.arguments[int(found[1]) - 1], self.sql)
 
 
 _PARAMETER: Final = re.compile(r"\$(\d)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PgScript:
-    """The step that sends a script; gives the result of each statement in it.
+    """The step that sends a script, `prepared` between `before` and `after`; gives the result of each statement.
 
-    `missed` is raised when the statement number `counted` (from 0), one that must hit a row, has hit none.
+    `missed` is raised when the statement number `counted` (from 0), one that must hit a row, has hit none. A script
+    `of` a fence begins a local transaction; on a connection that is not ready for this fence it gives None instead.
     """
 
-    statements: Sequence[str | Prepared]
-    missed: Exception | None = None
+    before: str
+    prepared: Prepared | None = None
+    after: str = ""
+    missed: type[Exception] | None = None
     counted: int = 0
+    of: tuple[str, str] | None = None
 
-    def _sql(self, raw: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bytes:
-        prepares = raw.prepare_threshold is not None
-        return ";".join(
-            statement if isinstance(statement, str) else statement.render(prepares) for statement in self.statements
-        ).encode()
-
-    def perform(self, connection: Connection) -> Sequence[PGresult]:
+    def perform(self, connection: Connection) -> Sequence[PGresult] | None:
         """See Step."""
-        raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
+        fairy = connection.connection
+        raw: psycopg.Connection[Any] = fairy.dbapi_connection  # type: ignore[assignment]
+        if self.of is not None:
+            if fairy.info.get(_READY) != self.of:
+                return None
+            known_to_sqlalchemy(connection)
         try:
-            raw.pgconn.send_query(self._sql(raw))
-            return self._checked(raw.wait(generators.execute(raw.pgconn)), raw)
+            raw.pgconn.send_query(self._sql(fairy.info, raw).encode())
+            results: Sequence[PGresult] = raw.wait(generators.execute(raw.pgconn))
+            if results[-1].status == ExecStatus.FATAL_ERROR:
+                raise self._error(results, raw)
         except psycopg.Error as error:
             raise self._told(error, connection) from error
+        return results
 
-    async def perform_async(self, connection: AsyncConnection) -> Sequence[PGresult]:
+    async def perform_async(self, connection: AsyncConnection) -> Sequence[PGresult] | None:
         """See Step."""
         synchronous = cast(Connection, connection.sync_connection)
-        raw = cast("psycopg.AsyncConnection[Any]", synchronous.connection.driver_connection)
+        fairy = synchronous.connection
+        raw: psycopg.AsyncConnection[Any] = fairy.driver_connection  # type: ignore[assignment]
+        if self.of is not None:
+            if fairy.info.get(_READY) != self.of:
+                return None
+            await connection.run_sync(known_to_sqlalchemy)  # a listener of the engine may execute something
         try:
-            raw.pgconn.send_query(self._sql(raw))
-            return self._checked(await raw.wait(generators.execute(raw.pgconn)), raw)
+            raw.pgconn.send_query(self._sql(fairy.info, raw).encode())
+            results: Sequence[PGresult] = await raw.wait(generators.execute(raw.pgconn))
+            if results[-1].status == ExecStatus.FATAL_ERROR:
+                raise self._error(results, raw)
         except psycopg.Error as error:
             raise self._told(error, synchronous) from error
+        return results
 
-    def _checked(self, results: Sequence[PGresult], raw: Any) -> Sequence[PGresult]:
-        if results[-1].status != ExecStatus.FATAL_ERROR:
-            return results
+    def _sql(self, info: dict[Any, Any], raw: Any) -> str:
+        sql = self.before
+        # It has begun if the engine has a listener that executes something at every beginning.
+        if self.of is not None and raw.pgconn.transaction_status == TransactionStatus.IDLE:
+            sql = _BEGIN[raw.isolation_level] + sql
+        if (prepared := self.prepared) is not None:
+            if raw.prepare_threshold is None or (self.of is None and _IN_FULL in info):
+                sql += prepared.in_full()
+            else:
+                sql = f"{sql}EXECUTE {prepared.name}({','.join(prepared.arguments)})"
+        return sql + self.after
+
+    def _error(self, results: Sequence[PGresult], raw: Any) -> Exception:
         error = psycopg.errors.error_from_result(results[-1], encoding=raw.info.encoding)
         if self.missed is not None and len(results) == self.counted + 1 and error.sqlstate == _DIVISION_BY_ZERO:
-            raise self.missed
-        raise error
+            return self.missed()
+        return error
 
     def _told(self, error: psycopg.Error, connection: Connection) -> Exception:
         """What `error` means. SQLAlchemy, past which it came, is told if the connection is lost."""
         if error.sqlstate == _NOT_PREPARED or (error.sqlstate == _PLAN_OUTDATED and "cached plan" in str(error)):
-            connection.info.pop(_PREPARED, None)
-            return RunAgain("the fence's prepared statements were gone")
+            connection.info.pop(_READY, None)
+            if self.of is None:  # it happened since the beginning, and may happen each time
+                connection.info[_IN_FULL] = True
+            return NotPrepared()
         drop_if_lost(connection, error)
         return error
+
+
+_BEGIN: Final = {None: "BEGIN;"} | {
+    level: f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')};" for level in psycopg.IsolationLevel
+}
+"""As the driver would say it, which leaves the engine's isolation level to that statement."""
 
 
 class PostgreSQL(Database):
@@ -151,6 +197,7 @@ class PostgreSQL(Database):
 
     _TYPES: ClassVar[dict[str, str]] = {
         "meet": "varchar, bigint, varchar, varchar, smallint, smallint, bytea",
+        "meet_new": "varchar, bigint, varchar, varchar, smallint, smallint, bytea",
         "read": "varchar, bigint",
         "start": "varchar, bigint, smallint, varchar, smallint, boolean",
         "finish": "varchar, bigint, smallint, varchar",
@@ -162,12 +209,16 @@ class PostgreSQL(Database):
 
     def __init__(self, dialect: Dialect, tables: FenceTables) -> None:
         super().__init__(dialect, tables)
-        row, log = _ROW.format(now_ms=_NOW_MS), self.log
+        row, log = _ROW.format(now_ms=_NOW_MS), _as_it_is(self.log)
         finish = f"UPDATE {log} SET {_FINISHED}{{more}} WHERE {_THIS} AND {_MINE}"
+        insert = (
+            f"INSERT INTO {log} (xid, branch_id, participant, action, status, fingerprint_algorithm, fingerprint, "
+            "created_at, modified_at) VALUES ($1, $2, $3, $4, $5, $6, $7, clock_timestamp(), clock_timestamp()) "
+            "ON CONFLICT DO NOTHING RETURNING"
+        )
         self._sql = {
-            "meet": f"WITH made AS (INSERT INTO {log} (xid, branch_id, participant, action, status, "
-            "fingerprint_algorithm, fingerprint, created_at, modified_at) VALUES ($1, $2, $3, $4, $5, $6, $7, "
-            "clock_timestamp(), clock_timestamp()) ON CONFLICT DO NOTHING RETURNING status) "
+            "meet_new": f"{insert} {_NOW_MS}",
+            "meet": f"WITH made AS ({insert} status) "
             f"SELECT {_NOW_MS}, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM made "
             f"UNION ALL SELECT NULL, {row} FROM {log} WHERE {_THIS}",
             "read": f"SELECT NULL, {row} FROM {log} WHERE {_THIS}",
@@ -189,30 +240,33 @@ class PostgreSQL(Database):
 
     def meet(self, call: IncomingCall) -> Script[Meeting]:
         """See Database."""
-        yield from self._ready()
         status = MEETS_WITH.get(call.phase)
-        begin = (*(yield Ask(_begin)), *_limits(call))
         if status is None:
-            results = yield PgScript((*begin, self._prepared("read", _this(call))))
-            return _meeting(results[-1])
+            return _meeting((yield from self._first(call, self._prepared("read", _this(call))))[-1])
+        is_try = call.phase is Phase.TRY
         arguments = (
             *_this(call),
             _word(call.participant),
             _word(call.action),
-            str(int(status)),
-            str(FINGERPRINT_ALGORITHM),
+            f"{status:d}",
+            f"{FINGERPRINT_ALGORITHM}",
             _bytes(call.fingerprint),
         )
-        savepoint = (SAVEPOINT,) if call.phase is Phase.TRY else ()
-        results = yield PgScript((*begin, self._prepared("meet", arguments), *savepoint))
-        met = results[len(begin)]
+        # A first Try hardly ever meets a row, so that looking for one in the same statement is not worth its cost.
+        meet = self._prepared("meet_new" if is_try and call.attempt <= 1 else "meet", arguments)
+        results = yield from self._first(call, meet, f";{SAVEPOINT}" if is_try else "")
+        met = results[-2] if is_try else results[-1]
         if met.ntuples:
             return _meeting(met)
-        # The insert has waited for another's, which this statement cannot see under READ COMMITTED: look again.
-        results = yield PgScript((self._prepared("read", _this(call)),))
+        # There is one, or the insert has waited for another's, which that statement cannot see under READ COMMITTED.
+        results = yield PgScript("", self._prepared("read", _this(call)))
         if not results[-1].ntuples:  # its local transaction was rolled back, or the row was purged
             raise RunAgain("the fence row went away between two statements")
         return _meeting(results[-1])
+
+    def leave(self) -> Script[None]:
+        """See Database. By the driver's rollback() all prepared statements would go, the user's and the fence's."""
+        yield PgScript("ROLLBACK")
 
     def savepoint(self) -> Script[None]:
         """It was set on the way of `meet`."""
@@ -220,10 +274,10 @@ class PostgreSQL(Database):
 
     def start(self, call: IncomingCall, row: FenceRow, status: Status) -> Script[None]:
         """See Database."""
-        arguments = (*_mine(call, row.status, row.intent), str(int(status)), "true" if row.finished else "false")
-        results = yield PgScript((self._prepared("start", arguments), SAVEPOINT))
+        arguments = (*_mine(call, row.status, row.intent), f"{status:d}", "true" if row.finished else "false")
+        results = yield PgScript("", self._prepared("start", arguments), f";{SAVEPOINT}")
         if results[0].command_tuples != 1:
-            raise RunAgain("the fence row was changed meanwhile")
+            raise Changed()
 
     def finish(self, call: IncomingCall, status: Status, result: Payload | None, intent: str | None) -> Script[None]:
         """See Database."""
@@ -232,46 +286,44 @@ class PostgreSQL(Database):
         else:
             arguments = (*_mine(call, status, intent), _bytes(result.data), _text(result.content_type))
             last = self._prepared("finish_with_result", arguments)
-        # Deferred constraints are checked now, while what fails can still be told as the handler's error.
-        yield PgScript(("SET CONSTRAINTS ALL IMMEDIATE", RELEASE, last, "COMMIT"), RowGone(), counted=2)
+        yield PgScript(_HANDLED, last, ";COMMIT", RowGone, counted=2)
 
     def refuse(self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None) -> Script[None]:
         """See Database."""
         arguments = (
             *_mine(call, Status.TRIED, intent),
-            str(int(Status.ROLLBACKED)),
+            f"{Status.ROLLBACKED:d}",
             _text(refusal.reason),
             _text(refusal.message),
         )
-        back = (ROLLBACK_TO,) if handled else ()
-        yield PgScript((*back, self._prepared("refuse", arguments), "COMMIT"), RowGone(), counted=len(back))
+        back = f"{ROLLBACK_TO};" if handled else ""
+        yield PgScript(back, self._prepared("refuse", arguments), ";COMMIT", RowGone, counted=int(handled))
 
     def commit(self) -> Script[None]:
         """See Database."""
-        yield PgScript(("COMMIT",))
+        yield PgScript("COMMIT")
 
     def lease(self, call: IncomingCall, old: str | None, new: str, milliseconds: int) -> Script[None]:
         """See Database."""
         arguments = (*_mine(call, Status.TRIED, old), _word(new), str(milliseconds))
-        changed = RunAgain("the fence row was changed meanwhile")
-        yield PgScript((self._prepared("lease", arguments), "COMMIT"), changed)
+        yield PgScript("", self._prepared("lease", arguments), ";COMMIT", Changed)
 
     def begin(self, call: IncomingCall) -> Script[None]:
-        """See Database."""
-        yield PgScript((*(yield Ask(_begin)), *_limits(call), SAVEPOINT))
+        """See Database. It reads a row that is not there, to see that what is needed later is prepared."""
+        yield from self._first(call, self._prepared("read", ("''", "0")), f";{SAVEPOINT}")
 
     def begin_within(self, connection: Connection, call: IncomingCall) -> None:
         """See Database. The driver begins by itself, before the first statement."""
         cursor = connection.connection.cursor()
         try:
-            cursor.execute(";".join((*_limits(call), SAVEPOINT)))
+            cursor.execute(_limits(call) + SAVEPOINT)
         finally:
             cursor.close()
 
     def lapse(self, call: IncomingCall, intent: str) -> Script[bool]:
         """See Database."""
-        results = yield PgScript((self._prepared("lapse", _mine(call, Status.TRIED, intent)),))
-        return bool(results[-1].command_tuples)
+        results = yield from self._first(call, self._prepared("lapse", _mine(call, Status.TRIED, intent)), ";COMMIT")
+        return bool(results[-2].command_tuples)
 
     def is_transient(self, error: BaseException) -> bool:
         """See Database."""
@@ -288,36 +340,42 @@ class PostgreSQL(Database):
     def _prepared(self, key: str, arguments: Sequence[str]) -> Prepared:
         return Prepared(self._names[key], self._sql[key], arguments)
 
-    def _ready(self) -> Script[None]:
-        """Prepare the statements and see that it is the right database, once per connection."""
-        if (yield Look(lambda connection: connection.info.get(_PREPARED))) == (self.log, self.fence_id):
-            return
-        results = yield PgScript((f"SELECT fence_id FROM {self.info}",))
+    def _first(self, call: IncomingCall, prepared: Prepared, after: str = "") -> Script[Sequence[PGresult]]:
+        """Begin, bounded, and run what is `prepared`; the results of all."""
+        script = PgScript(_limits(call), prepared, after, of=(self.log, self.fence_id))
+        results: Sequence[PGresult] | None
+        try:
+            results = yield script
+        except NotPrepared:  # since the driver, or the user, has deallocated all that there was
+            yield Rollback()
+            results = None
+        if results is None:
+            yield from self._make_ready()
+            results = yield script
+        if results is None:
+            raise AssertionError("it was made ready")
+        return results
+
+    def _make_ready(self) -> Script[None]:
+        """Prepare the statements and see that it is the right database."""
+        results = yield PgScript(f"SELECT fence_id FROM {_as_it_is(self.info)}")
         found = results[0].get_value(0, 0) if results[0].ntuples else None
         self.check_fence_id(None if found is None else found.decode())
         prepares = yield Look(_prepares)
         for key, sql in self._sql.items() if prepares else ():
             prepare = f"PREPARE {self._names[key]}({self._TYPES[key]}) AS {sql}"
             try:
-                yield PgScript((prepare,))
+                yield PgScript(prepare)
             except psycopg.Error as error:
                 if error.sqlstate != _ALREADY_PREPARED:
                     raise
-                yield PgScript((f"DEALLOCATE {self._names[key]}", prepare))  # it may be older than the table
-        yield Look(lambda connection: connection.info.update({_PREPARED: (self.log, self.fence_id)}))
+                yield PgScript(f"DEALLOCATE {self._names[key]};{prepare}")  # it may be older than the table
+        yield Look(lambda connection: connection.info.update({_READY: (self.log, self.fence_id)}))
 
 
-def _begin(connection: Connection) -> Sequence[str]:
-    """BEGIN as the driver would say it, which leaves the engine's isolation level to that statement.
-
-    Nothing if it has begun: the engine may have a listener that executes something at every beginning.
-    """
-    known_to_sqlalchemy(connection)
-    raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
-    if raw.pgconn.transaction_status != TransactionStatus.IDLE:
-        return ()
-    level = raw.isolation_level
-    return ("BEGIN" if level is None else f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')}",)
+def _as_it_is(name: str) -> str:
+    """A table's name without what SQLAlchemy has done to it for a driver that looks for parameters in the text."""
+    return name.replace("%%", "%")
 
 
 def _prepares(connection: Connection) -> bool:
@@ -325,15 +383,20 @@ def _prepares(connection: Connection) -> bool:
     return raw.prepare_threshold is not None
 
 
-def _limits(call: IncomingCall) -> tuple[str, str]:
+# Deferred constraints are checked now, while what fails can still be told as the handler's error.
+_HANDLED: Final = f"SET CONSTRAINTS ALL IMMEDIATE;{RELEASE};"
+
+
+def _limits(call: IncomingCall) -> str:
     """Bound every wait for a lock, and how long a stopped process may hold locks, for this local transaction only."""
     lock = wait_ms(call)
-    return f"SET LOCAL lock_timeout = {lock}", f"SET LOCAL idle_in_transaction_session_timeout = {idle_ms(lock)}"
+    return f"SET LOCAL lock_timeout = {lock};SET LOCAL idle_in_transaction_session_timeout = {idle_ms(lock)};"
 
 
 _WORD: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
+@lru_cache(maxsize=1024)
 def _word(value: str | None) -> str:
     if value is None:
         return "NULL"
@@ -343,24 +406,30 @@ def _word(value: str | None) -> str:
 
 
 def _bytes(value: bytes) -> str:
-    return f"decode('{value.hex()}', 'hex')"
+    return f"E'\\\\x{value.hex()}'"  # a literal, which costs the server less than a call of decode()
+
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9 ._/;=+-]*")
+"""Means itself between quotes, whatever the server's settings."""
 
 
 def _text(value: str) -> str:
-    return f"convert_from(decode('{value.encode().hex()}', 'hex'), 'UTF8')"
+    return f"'{value}'" if _PLAIN.fullmatch(value) else f"convert_from({_bytes(value.encode())}, 'UTF8')"
 
 
 def _this(call: IncomingCall) -> tuple[str, ...]:
-    return _word(call.xid), str(int(call.branch_id))
+    return _word(call.xid), f"{call.branch_id:d}"
 
 
 def _mine(call: IncomingCall, status: Status, intent: str | None) -> tuple[str, ...]:
-    return *_this(call), str(int(status)), _word(intent)
+    return _word(call.xid), f"{call.branch_id:d}", f"{status:d}", _word(intent)
 
 
 def _meeting(result: PGresult) -> Meeting:
     if not result.ntuples:
         return Meeting(None)
+    if result.nfields == 1:
+        return Meeting(None, int(result.get_value(0, 0) or 0))
     now_ms, participant, *rest = (result.get_value(0, column) for column in range(result.nfields))
     if participant is None:
         return Meeting(None, int(now_ms or 0))

@@ -15,6 +15,7 @@ from participant_sdk.databases.database import (
     Script,
     is_refused_connection,
     known_to_sqlalchemy,
+    noted,
     wait_ms,
 )
 from participant_sdk.databases.statements import OneByOne, new_row, row_of, this
@@ -76,7 +77,7 @@ class Sqlite(OneByOne):
 
     def restore(self) -> Script[None]:
         """The user's busy_timeout; not before the COMMIT, which may have to wait for readers."""
-        before = yield Look(lambda connection: connection.info.get(_BUSY_TIMEOUT))
+        before = yield Look(lambda connection: noted(connection, _BUSY_TIMEOUT))
         if before is not None:
             yield Send(f"PRAGMA busy_timeout = {before}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 from sqlalchemy import Dialect
@@ -29,6 +30,7 @@ _CHANGED: Final = "the fence row was changed meanwhile"
 class OneByOne(Database):
     """A Database that is sent one statement at a time."""
 
+    restores: ClassVar[bool] = True
     NOW: ClassVar[str]
     """The clock at this moment, as what the table's times hold."""
     NOW_MS: ClassVar[str]
@@ -109,6 +111,11 @@ class OneByOne(Database):
         hit = (yield Send(self._lapse, _mine(call, Status.TRIED, intent))).hit
         yield Commit()
         return bool(hit)
+
+    def restored(self) -> Script[None]:
+        """See Database."""
+        with suppress(Exception):
+            yield from self.restore()
 
     @abstractmethod
     def bounds(self, call: IncomingCall) -> Script[None]:

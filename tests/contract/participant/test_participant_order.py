@@ -287,7 +287,7 @@ async def test_phase_2_goes_before_trys_where_only_one_may_write(world: World) -
 
 
 async def _all_wait_for_the_turn(world: World, count: int) -> None:
-    turn: Any = world.participant._engine_fence._turn  # type: ignore[union-attr]
+    turn: Any = world.participant._engine_fence.turn  # type: ignore[union-attr]
     while len(turn._trys) + len(turn._phase2) < count:  # noqa: ASYNC110 - waiting is not seen from outside
         await asyncio.sleep(0.01)
 

@@ -23,6 +23,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 
 ROUNDS ?= 100
 STORE ?= all
+DATABASE ?= all
 ARGS ?=
 
 TYPED = $(wildcard coordinator participant_sdk tests examples benchmarks tools)
@@ -30,7 +31,7 @@ TYPED = $(wildcard coordinator participant_sdk tests examples benchmarks tools)
 # Where Debian puts mariadbd, which is not on everybody's PATH.
 SBIN := /usr/sbin:/usr/local/sbin
 
-.PHONY: help servers setup demo test lint format protos bench chaos lock clean need-python
+.PHONY: help servers setup demo test lint format protos bench chaos races lock clean need-python
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -105,6 +106,10 @@ bench: $(STAMP) ## Run the benchmarks (ONLY=coordinator for one of them)
 
 chaos: $(STAMP) ## Kill processes under load, ROUNDS=100 times per store (STORE=all|sqlite|postgres)
 	$(BIN)/python -m tests.chaos.kill --rounds $(ROUNDS) --store $(STORE) $(ARGS)
+
+races: ROUNDS = 10000
+races: $(STAMP) ## Calls that meet in every order, with faults, ROUNDS=10000 per database (DATABASE=all|postgres|mariadb|sqlite)
+	$(BIN)/python -m tests.races.run --database $(DATABASE) --rounds $(ROUNDS) $(ARGS)
 
 lock: $(LOCK_STAMP) ## Write requirements.lock anew from pyproject.toml (ARGS=--upgrade for newer versions)
 	@echo "# Locked versions for development and CI. Made by 'make lock'; do not edit." > $(LOCK_VENV)/requirements.lock

@@ -5,7 +5,8 @@ runs: TRIED, not finished, with a lease. Whatever happens to this process then, 
 the lease has run out, Cancel and repeats of Try keep away, since the handler may still be running; after it, a repeat
 runs the handler again, under the same key at the provider. The handler's end is stored in exactly the intent that it
 began with. If Cancel has been faster, the effect may have come after it: Cancel's handler runs once more, and a
-person is told.
+person is told. A run that says no after another was lost, whose effect may be there, does not count as a refusal:
+Cancel has to come.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def run_try(call: IncomingCall, database: Database, action: Action, handed: Call
     yield Rollback()  # SQLAlchemy need not know that a script has committed
     yield Look(give_turn)
     try:
-        return (yield from _run(call, database, action, handed, intent))
+        return (yield from _run(call, database, action, handed, intent, again=old is not None))
     except Exception as error:
         # Patient as a Cancel, which it may become: the call's own time may be up.
         reply = yield from _aftermath(replace(call, phase=Phase.CANCEL), database, action, handed, intent)
@@ -81,12 +82,18 @@ def run_try(call: IncomingCall, database: Database, action: Action, handed: Call
         raise
 
 
-def _run(call: IncomingCall, database: Database, action: Action, handed: Call[Any], intent: str) -> Steps:
+def _run(
+    call: IncomingCall, database: Database, action: Action, handed: Call[Any], intent: str, *, again: bool
+) -> Steps:
     try:
         result = yield Handle(action.try_handler, handed, partial(database.begin_within, call=call))
     except Refused as refused:
         if is_transient(refused, database):
             raise RunAgain(f"its refusal came of a lost race, which is no reason to refuse: {refused}") from refused
+        if again:  # after a refusal no Cancel would come for it
+            raise CallFailed(
+                f"refused, but an earlier run may have had its effect, which only Cancel undoes: {refused}"
+            ) from refused
         yield Rollback()
         refusal = storable(refused.reason, refused.message)
         yield from database.begin(call)
@@ -127,8 +134,8 @@ def _aftermath(
 def _patiently(database: Database, script: Callable[[], Generator[Step, Any, R]]) -> Generator[Step, Any, R]:
     """Run a script, and again if it loses a race; raises what it raises in the end."""
     for run in range(1, AFTERMATH_RUNS_MAX + 1):
-        yield Rollback()
         try:
+            yield Rollback()
             return (yield from script())
         except Exception as error:
             if run == AFTERMATH_RUNS_MAX or not is_transient(error, database):

@@ -143,7 +143,12 @@ class Rollback:
     def perform(self, connection: Connection) -> None:
         """See Step."""
         connection.rollback()  # also where SQLAlchemy takes its transaction for ended, and has not closed it
-        connection.connection.rollback()
+        try:
+            connection.connection.rollback()
+        except Exception as error:
+            drop_if_lost(connection, error)
+            if not connection.invalidated:
+                raise
 
     async def perform_async(self, connection: AsyncConnection) -> None:
         """See Step."""

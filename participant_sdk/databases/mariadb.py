@@ -88,8 +88,7 @@ class MariaDb(OneByOne):
     def bounds(self, call: IncomingCall) -> Script[None]:
         """The driver begins by itself; the limits are the session's, so `restore` gives back the user's."""
         if (yield Look(lambda connection: connection.info.get(_LIMITS))) is None:
-            idle = "@@idle_transaction_timeout" if (yield Look(_is_mariadb)) else "NULL"
-            before = (yield Send(f"SELECT @@innodb_lock_wait_timeout, {idle}")).rows[0]
+            before = (yield Send(_own_limits((yield Look(_is_mariadb))))).rows[0]
             yield Rollback()
             yield Look(lambda connection: connection.info.update({_LIMITS: tuple(before)}))
         has_idle = (yield Look(lambda connection: connection.info[_LIMITS]))[1] is not None
@@ -97,9 +96,12 @@ class MariaDb(OneByOne):
         yield Ask(known_to_sqlalchemy)  # a listener of the engine may execute something
 
     def begin_within(self, connection: Connection, call: IncomingCall) -> None:
-        """See Database."""
+        """See Database. The connection may be a new one, if the handler has lost the call's."""
         cursor = connection.connection.cursor()
         try:
+            if _LIMITS not in connection.info:
+                cursor.execute(_own_limits(_is_mariadb(connection)))
+                connection.info[_LIMITS] = tuple(cursor.fetchall()[0])
             cursor.execute(_limits(call, connection.info[_LIMITS][1] is not None))
             cursor.execute(SAVEPOINT)
         finally:
@@ -122,6 +124,11 @@ class MariaDb(OneByOne):
         self.check_fence_id(rows[0][0] if rows else None)
         yield Rollback()  # the read has taken a snapshot, which is not to be the call's
         yield Look(lambda connection: connection.info.update({FENCE_CHECKED: self.fence_id}))
+
+
+def _own_limits(is_mariadb: bool) -> str:
+    """Reads the user's limits; the second is NULL where there is none."""
+    return f"SELECT @@innodb_lock_wait_timeout, {'@@idle_transaction_timeout' if is_mariadb else 'NULL'}"
 
 
 def _is_mariadb(connection: Connection) -> bool:

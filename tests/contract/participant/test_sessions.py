@@ -71,6 +71,7 @@ async def test_a_handler_that_ends_the_local_transaction_gets_a_clear_error(shop
         xid, reply = await shop.attempt(work, async_work)
         assert (reply.outcome, reply.attention) == (UNKNOWN, True), (name, reply)
         assert OURS in reply.error, (name, reply.error)
+        assert ("commit" in reply.error.lower()) == ("commit" in name.lower() or "begin" in name), (name, reply.error)
         assert (shop.orders(xid), shop.world.status(xid)) == (0, None), name
         assert (await shop.call(CANCEL, xid)).outcome == DONE, name  # nothing is left locked
         xid, reply = await shop.attempt(add)

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from participant_sdk.actions import Action
 from participant_sdk.call import Call, IncomingCall, Outcome, Reply
 from participant_sdk.databases import Database
-from participant_sdk.errors import Refused, describe
+from participant_sdk.errors import Refused
 from participant_sdk.fence import Phase, Status
 from participant_sdk.fence_row import RowGone, storable
 from participant_sdk.handler import Handle
-from participant_sdk.handling import encode_result, is_transient, run_handler, tell_if_late
+from participant_sdk.handling import encode_result, is_transient, run_handler, tell_if_late, told
 from participant_sdk.steps import CallFailed, Look, Rollback, RunAgain, Step
 from participant_sdk.turns import give_turn
 
@@ -128,7 +128,7 @@ def _aftermath(
         return (yield from _patiently(database, partial(_overtaken, cancel, database, action, handed)))
     except Exception as error:
         logger.exception("%s: Cancel's handler has failed when it ran again, and will not be run any more", cancel)
-        return Reply.unknown(f"{_OVERTAKEN}; Cancel's handler has failed: {describe(error)}", attention=True)
+        return Reply.unknown(f"{_OVERTAKEN}; Cancel's handler has failed: {told(error)}", attention=True)
 
 
 def _patiently(database: Database, script: Callable[[], Generator[Step, Any, R]]) -> Generator[Step, Any, R]:

@@ -54,8 +54,10 @@ class Loan:
 
     def refuse(self, what: str) -> NoReturn:
         """Raise LocalTransactionMisused, in the handler; and again after it, should it not let it out."""
-        self.misused = f"the handler {what}: the SDK owns the local transaction; return, or raise, instead"
-        raise LocalTransactionMisused(self.misused, attention=True)
+        text = f"the handler {what}: the SDK owns the local transaction; return, or raise, instead"
+        # Not a later one: a session that may not commit rolls back, which is not the handler's doing.
+        self.misused = self.misused or text
+        raise LocalTransactionMisused(text, attention=True)
 
     def has_begun(self) -> bool:
         """Whether there is something that a rollback would take away."""

@@ -7,10 +7,12 @@ import re
 from collections.abc import Generator
 from typing import Any, Final
 
+from sqlalchemy.exc import StatementError
+
 from participant_sdk.actions import Action, Actions
 from participant_sdk.call import Call, IncomingCall
 from participant_sdk.databases import Database
-from participant_sdk.errors import Refused
+from participant_sdk.errors import Refused, describe
 from participant_sdk.handler import Handle, Handler
 from participant_sdk.payload import JSON, Payload, encode
 from participant_sdk.steps import CallFailed, Step
@@ -78,6 +80,13 @@ def encode_result(result: Any) -> Payload | None:
     if stored.content_type is not JSON and not _CONTENT_TYPE.fullmatch(stored.content_type):
         raise CallFailed(f"the content type of Try's result is {stored.content_type!r}", attention=True)
     return stored
+
+
+def told(error: BaseException) -> str:
+    """An error on one line, as it may leave this process: without a statement's parameters, which say too much."""
+    if isinstance(error, StatementError) and error.orig is not None:
+        error = error.orig
+    return describe(error)
 
 
 def is_transient(error: BaseException | None, database: Database) -> bool:

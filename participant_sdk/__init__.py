@@ -7,7 +7,7 @@
     fence_tables, fence_row
                   the fence's tables, and a row of them as a value
     databases/    the statements, per database
-    local_transaction, external, handling, handler, steps, engines, turns, prepare
+    local_transaction, external, handling, handler, session_guard, steps, engines, turns, prepare, lost_actions
                   one call's local transaction: its steps written once, two thin runners, the user's handlers
     lanes, service, service_messages, exchange, serve, serve_attached, registration
                   from the network to the fence and back

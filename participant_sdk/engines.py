@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final, cast
 
-from participant_sdk import prepare
+from participant_sdk import lost_actions, prepare
 from participant_sdk.actions import Actions
 from participant_sdk.call import IncomingCall, Outcome, Reply
 from participant_sdk.databases.database import wait_ms
@@ -61,6 +61,11 @@ class SyncEngineFence:
             prepare.check_rolled_back(second, self._tables, xid, failure)
         guard_handlers(self.engine)
         return Fence(database, database.fence_id, actions, self._retention_ms)
+
+    def tell_of_lost_actions(self, participant: str, actions: Actions) -> None:
+        """See `lost_actions`."""
+        with self.engine.connect() as connection:
+            lost_actions.tell(connection, self._tables, participant, actions)
 
     def execute(self, call: IncomingCall, fence: Fence) -> Reply:
         """Run one call to its reply. Never raises for what the call or its handler does."""
@@ -127,6 +132,11 @@ class AsyncEngineFence:
                 await second.run_sync(prepare.check_rolled_back, self._tables, xid, failure)
         guard_handlers(self.engine.sync_engine)
         return Fence(database, database.fence_id, actions, self._retention_ms)
+
+    async def tell_of_lost_actions(self, participant: str, actions: Actions) -> None:
+        """See `lost_actions`."""
+        async with self.engine.connect() as connection:
+            await connection.run_sync(lost_actions.tell, self._tables, participant, actions)
 
     async def execute(self, call: IncomingCall, fence: Fence) -> Reply:
         """Run one call to its reply. Never raises for what the call or its handler does."""

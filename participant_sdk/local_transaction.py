@@ -14,18 +14,16 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import exc as sqlalchemy_errors
-
 from participant_sdk import external
 from participant_sdk.actions import Actions
 from participant_sdk.call import IncomingCall, Outcome, Refusal, Reply
 from participant_sdk.databases import Database
 from participant_sdk.databases.database import REPLY_MARGIN_MS
-from participant_sdk.errors import Refused, describe
+from participant_sdk.errors import Refused
 from participant_sdk.fence import Phase, Status, Verdict, decide
 from participant_sdk.fence_row import FenceRow, Meeting, storable
 from participant_sdk.handler import Handle
-from participant_sdk.handling import encode_result, find, handler_call, is_transient, run_handler, tell_if_late
+from participant_sdk.handling import encode_result, find, handler_call, is_transient, run_handler, tell_if_late, told
 from participant_sdk.payload import PayloadError
 from participant_sdk.steps import CallFailed, RunAgain, Step
 
@@ -131,10 +129,9 @@ def _run_try(call: IncomingCall, fence: Fence, meeting: Meeting) -> Steps:
         refusal = storable(INVALID_PAYLOAD, str(error))
         yield from fence.database.refuse(call, refusal, handled=False, intent=None)
         return Reply.refused(refusal)
+    _check_time(call)
     if action.lease_ms is not None:
         return (yield from external.run_try(call, fence.database, action, handler_call(call, payload, None), None))
-    if call.seconds_left() <= 0:
-        raise CallFailed("its time was up before its handler could start")
     yield from fence.database.savepoint()
     try:
         result = yield Handle(action.try_handler, handler_call(call, payload, None))
@@ -162,7 +159,13 @@ def _run_try_again(call: IncomingCall, fence: Fence, intent: str | None) -> Step
         payload = action.decode_payload(call.payload)
     except PayloadError as error:
         raise CallFailed(f"{INVALID_PAYLOAD}: {error}", attention=True) from error
+    _check_time(call)
     return (yield from external.run_try(call, fence.database, action, handler_call(call, payload, None), intent))
+
+
+def _check_time(call: IncomingCall) -> None:
+    if call.seconds_left() <= 0:
+        raise CallFailed("its time was up before its handler could start")
 
 
 def _run_phase2(call: IncomingCall, fence: Fence, status: Status, row: FenceRow) -> Steps:
@@ -204,6 +207,4 @@ def after_error(call: IncomingCall, error: Exception, runs: int, seconds: float,
             return pause
     if isinstance(error, CallFailed):
         return Reply.unknown(str(error), attention=error.attention)
-    if isinstance(error, sqlalchemy_errors.DBAPIError) and error.orig is not None:
-        return Reply.unknown(describe(error.orig))  # without the statement and its parameters
-    return Reply.unknown(describe(error))
+    return Reply.unknown(told(error))

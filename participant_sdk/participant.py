@@ -290,6 +290,7 @@ class Participant:
             actions = self.check()
             engine_fence = SyncEngineFence(cast("Engine", self._engine), self._tables, self._retention_ms)
             self._fence = engine_fence.prepare(actions, self._try_workers + self._phase2_workers)
+            engine_fence.tell_of_lost_actions(self.name, actions)
             self._engine_fence = engine_fence
         return self._fence
 
@@ -303,5 +304,6 @@ class Participant:
             actions = self.check()
             engine_fence = AsyncEngineFence(cast("AsyncEngine", self._engine), self._tables, self._retention_ms)
             self._fence = await engine_fence.prepare(actions, self._try_workers + self._phase2_workers)
+            await engine_fence.tell_of_lost_actions(self.name, actions)
             self._engine_fence = engine_fence
         return self._fence

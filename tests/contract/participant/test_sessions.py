@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine, select, text
+from sqlalchemy import Connection, Dialect, String, TypeDecorator, create_engine, literal, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, object_session
@@ -178,6 +178,21 @@ async def test_a_connection_lost_in_a_flush_is_run_again(shop: Shop) -> None:
     for work in (lose, lose_and_swallow):
         xid, reply = await shop.attempt(work)
         assert (reply.outcome, runs.count(xid), shop.orders(xid)) == (DONE, 2, 2), (work, reply)
+
+
+async def test_an_error_is_told_without_what_was_to_be_stored(shop: Shop) -> None:
+    """Also where SQLAlchemy finds it, before the driver does; the reply goes to the coordinator and its operators."""
+
+    class Card(TypeDecorator[str]):
+        impl = String
+        cache_ok = True
+
+        def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+            raise ValueError("not a card")
+
+    xid, reply = await shop.attempt(lambda session, call: session.execute(select(literal("4111 1111", Card()))))
+    assert (reply.outcome, reply.error) == (UNKNOWN, "ValueError: not a card")
+    assert shop.world.status(xid) is None
 
 
 async def test_a_session_stays_on_its_connection(shop: Shop) -> None:

@@ -138,7 +138,8 @@ def _patiently(database: Database, script: Callable[[], Generator[Step, Any, R]]
             yield Rollback()
             return (yield from script())
         except Exception as error:
-            if run == AFTERMATH_RUNS_MAX or not is_transient(error, database):
+            lost_a_race = isinstance(error, RunAgain) or is_transient(error, database)
+            if run == AFTERMATH_RUNS_MAX or not lost_a_race:
                 raise
         yield Pause(AFTERMATH_PAUSE_SECONDS)
     raise AssertionError("unreachable")

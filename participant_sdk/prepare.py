@@ -88,7 +88,7 @@ def make_tables(connection: Connection, tables: FenceTables) -> str:
             fence_id = _fence_id(connection, tables)
             connection.commit()
             return fence_id
-        except sqlalchemy_errors.DBAPIError:
+        except (sqlalchemy_errors.DBAPIError, sqlalchemy_errors.NoSuchTableError):
             connection.rollback()
             if run == CREATE_RUNS_MAX:
                 raise
@@ -101,6 +101,7 @@ def _create_missing(connection: Connection, tables: FenceTables) -> None:
     for table in (tables.log, tables.info):
         if table.name not in existing:
             connection.execute(CreateTable(table, if_not_exists=True))
+    connection.commit()  # another instance may have made them: from REPEATABLE READ on, a new snapshot shows them
     for table in (tables.log, tables.info):
         connection.execute(select(table).where(~true()))  # every column is there
     key = inspect(connection).get_pk_constraint(tables.log.name, tables.schema)["constrained_columns"]

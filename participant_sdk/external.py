@@ -27,7 +27,7 @@ from participant_sdk.errors import Refused
 from participant_sdk.fence import Phase, Status
 from participant_sdk.fence_row import RowGone, storable
 from participant_sdk.handler import Handle
-from participant_sdk.handling import encode_result, is_transient, run_handler, tell_if_late, told
+from participant_sdk.handling import encode_result, is_transient, lost_a_race, run_handler, tell_if_late, told
 from participant_sdk.steps import CallFailed, Look, Rollback, RunAgain, Step
 from participant_sdk.turns import give_turn
 
@@ -138,8 +138,7 @@ def _patiently(database: Database, script: Callable[[], Generator[Step, Any, R]]
             yield Rollback()
             return (yield from script())
         except Exception as error:
-            lost_a_race = isinstance(error, RunAgain) or is_transient(error, database)
-            if run == AFTERMATH_RUNS_MAX or not lost_a_race:
+            if run == AFTERMATH_RUNS_MAX or not lost_a_race(error, database):
                 raise
         yield Pause(AFTERMATH_PAUSE_SECONDS)
     raise AssertionError("unreachable")

@@ -15,7 +15,7 @@ from participant_sdk.databases import Database
 from participant_sdk.errors import Refused, describe
 from participant_sdk.handler import Handle, Handler
 from participant_sdk.payload import JSON, Payload, encode
-from participant_sdk.steps import CallFailed, Step
+from participant_sdk.steps import CallFailed, RunAgain, Step
 
 logger = logging.getLogger("tricord.participant")
 
@@ -87,6 +87,11 @@ def told(error: BaseException) -> str:
     if isinstance(error, StatementError) and error.orig is not None:
         error = error.orig
     return describe(error)
+
+
+def lost_a_race(error: BaseException, database: Database) -> bool:
+    """Whether what ended so is worth another run from its start."""
+    return isinstance(error, RunAgain) or is_transient(error, database)
 
 
 def is_transient(error: BaseException | None, database: Database) -> bool:

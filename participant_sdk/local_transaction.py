@@ -23,7 +23,16 @@ from participant_sdk.errors import Refused
 from participant_sdk.fence import Phase, Status, Verdict, decide
 from participant_sdk.fence_row import FenceRow, Meeting, storable
 from participant_sdk.handler import Handle
-from participant_sdk.handling import encode_result, find, handler_call, is_transient, run_handler, tell_if_late, told
+from participant_sdk.handling import (
+    encode_result,
+    find,
+    handler_call,
+    is_transient,
+    lost_a_race,
+    run_handler,
+    tell_if_late,
+    told,
+)
 from participant_sdk.payload import PayloadError
 from participant_sdk.steps import CallFailed, RunAgain, Step
 
@@ -199,8 +208,7 @@ def after_error(call: IncomingCall, error: Exception, runs: int, seconds: float,
     Lost races and lost connections are run again, COMMIT's own failure included: the insert at the start of the next
     run waits for the lost one and settles what became of it.
     """
-    transient = isinstance(error, RunAgain) or is_transient(error, database)
-    if transient and runs < RUNS_MAX:
+    if lost_a_race(error, database) and runs < RUNS_MAX:
         pause = random.uniform(0, min(PAUSE_MAX_SECONDS, PAUSE_FIRST_SECONDS * 2**runs))
         in_time = call.seconds_left() > pause + RUN_SECONDS_MIN
         if in_time or (call.phase is not Phase.TRY and seconds < PHASE2_SECONDS_MIN):

@@ -13,15 +13,13 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
-from sqlalchemy import exc as sqlalchemy_errors
-
 from participant_sdk.call import IncomingCall
 from participant_sdk.context import is_xid
 from participant_sdk.databases.database import Script
-from participant_sdk.errors import TricordError, describe, printable
-from participant_sdk.handling import is_transient
+from participant_sdk.errors import TricordError, printable
+from participant_sdk.handling import lost_a_race, told
 from participant_sdk.local_transaction import Fence
-from participant_sdk.steps import CallFailed, RunAgain
+from participant_sdk.steps import CallFailed
 from participant_sdk.transaction import LookedUp, TransactionState
 from participant_sdk.upkeep import Report, Upkeep
 from participant_sdk.upkeep_sql import UpkeepSql
@@ -187,7 +185,7 @@ class Round:
         raise AssertionError("unreachable")
 
     def _lost_a_race(self, error: Exception) -> bool:
-        return isinstance(error, RunAgain) or is_transient(error, self.job.fence.database)
+        return lost_a_race(error, self.job.fence.database)
 
     def ask(self, xids: Iterable[str]) -> Moves[Mapping[str, TransactionState]]:
         """How far these transactions have come, by what is stored; what is not in the answer has no record."""
@@ -210,9 +208,7 @@ def error_text(error: Exception | None) -> str:
         return ""
     if isinstance(error, TricordError | CallFailed):
         return printable(str(error))
-    if isinstance(error, sqlalchemy_errors.DBAPIError) and error.orig is not None:
-        return describe(error.orig)
-    return describe(error)
+    return told(error)
 
 
 def floor_of(milliseconds: int) -> str:

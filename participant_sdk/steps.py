@@ -68,7 +68,10 @@ class Look:
 
     async def perform_async(self, connection: AsyncConnection) -> Any:
         """See Step."""
-        return self.question(cast(Connection, connection.sync_connection))
+        synchronous = cast(Connection, connection.sync_connection)
+        if synchronous.invalidated:  # a connection that was lost is made anew by whatever asks for it
+            return await connection.run_sync(self.question)
+        return self.question(synchronous)
 
 
 @dataclass(slots=True)

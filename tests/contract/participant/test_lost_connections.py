@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
+from participant_sdk.steps import Look
 from tests.contract.participant.world import CANCEL, CONFIRM, DONE, TRY, World, new_xid
 
 OTHERS = {
@@ -37,3 +38,14 @@ async def test_a_connection_lost_in_the_handler_ends_in_one_effect(world: World)
         assert (gate.count, world.effects(xid)) == (2, ["try"])
         assert (await world.call(phase, xid, account=account)).outcome == DONE
         assert world.effects(xid) == ["try", f"{what} {xid}#1"]
+
+
+@pytest.mark.parametrize("flavour", ["postgres-async", "mariadb-async"], indirect=True)
+async def test_a_look_at_a_lost_connection_makes_a_new_one(world: World) -> None:
+    """What asks for a connection that is lost connects again, which asyncio can do in a greenlet only."""
+    engine = world.make_engine()  # without other connections that could stand in
+    async with engine.connect() as connection:
+        await connection.invalidate()
+        assert await Look(lambda sync: sync.info.get("nothing")).perform_async(connection) is None
+        assert (await connection.execute(text("SELECT 1"))).scalar_one() == 1
+    await world.dispose(engine)

@@ -10,76 +10,125 @@ from typing import NamedTuple
 
 import msgspec
 
-from .model import FORMAT, Attention, BranchSpec, Spec, State, Step, Transaction
+from .model import FORMAT, Attention, BranchSpec, Joined, Seen, Spec, State, Step, Transaction
 from .store.rows import Row
 
 
 class _Body(NamedTuple):
-    """What never changes. The last field is left out where it is empty: most rows have none, and older ones none yet.
-
-    A row that has it cannot be read by a program that does not know it: nothing is ever sent without its metadata.
-    """
+    """What never changes. Last fields are left out where they are empty: most rows have none."""
 
     timeout_ms: int
     branches: tuple[BranchSpec, ...]
+    """Those that it began with."""
     metadata: tuple[tuple[str, str], ...] = ()
+    flags: int = 0
+    """Format 2."""
 
+
+class _Progress(NamedTuple):
+    decided_ms: int
+    cancel_reason: str
+    steps: tuple[Step, ...]
+    # Format 2.
+    sealed: bool = True
+    renewed_ms: int = 0
+    branches: tuple[BranchSpec, ...] = ()
+    """Those that were added."""
+    joined: tuple[Joined, ...] = ()
+    seen: tuple[Seen, ...] = ()
+
+
+_INTERACTIVE, _ORDERED = 1, 2
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_body = msgspec.msgpack.Decoder(_Body).decode
-_decode_progress = msgspec.msgpack.Decoder(tuple[int, str, tuple[Step, ...]]).decode
+_decode_progress = msgspec.msgpack.Decoder(_Progress).decode
 
 
 class UnreadableRow(Exception):
     """A stored row that this version of the coordinator cannot read."""
 
 
+def format_of(tx: Transaction) -> int:
+    """The lowest format that holds this transaction: an older program reads what it can read (protocol G2)."""
+    spec = tx.spec
+    return 2 if spec.interactive or spec.ordered or tx.joined or tx.renewed_ms else 1
+
+
 def new_row(tx: Transaction) -> Row:
     """The whole row, for a transaction that is stored for the first time."""
     spec = tx.spec
-    names = ",".join(sorted({branch.participant for branch in spec.branches}))
-    row = saved_row(tx)
-    body = (spec.timeout_ms, spec.branches)
-    return row._replace(
-        created_ms=spec.created_ms,
-        key=spec.key,
-        body=_encode((*body, spec.metadata) if spec.metadata else body),
-        participants=f",{names},",
+    flags = _INTERACTIVE * spec.interactive + _ORDERED * spec.ordered
+    body: tuple[object, ...] = (spec.timeout_ms, spec.branches)
+    if flags:
+        body = (*body, spec.metadata, flags)
+    elif spec.metadata:
+        body = (*body, spec.metadata)
+    return saved_row(tx)._replace(
+        created_ms=spec.created_ms, key=spec.key, body=_encode(body), participants=_participants(spec)
     )
 
 
 def saved_row(tx: Transaction) -> Row:
     """The part of the row that a save writes; the rest is left empty."""
+    row_format = format_of(tx)
+    progress: tuple[object, ...] = (tx.decided_ms, tx.cancel_reason, tx.steps)
+    participants = ""
+    if row_format > 1:
+        progress = (*progress, tx.sealed, tx.renewed_ms, tx.spec.branches[tx.begun :], tx.joined, tx.seen)
+        participants = _participants(tx.spec) if tx.joined else ""
     return Row(
         tx.spec.xid,
+        participants=participants,
+        format=row_format,
         version=tx.version,
         save_id=tx.save_id,
         state=int(tx.state),
         attention=int(tx.attention),
         wake_ms=tx.wake_ms,
         updated_ms=tx.updated_ms,
-        progress=_encode((tx.decided_ms, tx.cancel_reason, tx.steps)),
+        progress=_encode(progress),
     )
 
 
 def transaction(row: Row) -> Transaction:
     """The transaction that a row holds. Raises UnreadableRow."""
-    if row.format != FORMAT:
-        raise UnreadableRow(f"transaction {row.xid.hex()} has row format {row.format}, this program reads {FORMAT}")
+    if not 1 <= row.format <= FORMAT:
+        raise UnreadableRow(
+            f"transaction {row.xid.hex()} has row format {row.format}, this program reads up to {FORMAT}"
+        )
     try:
         body = _decode_body(row.body)
-        decided_ms, cancel_reason, steps = _decode_progress(row.progress)
+        progress = _decode_progress(row.progress)
         return Transaction(
-            Spec(row.xid, row.key, row.created_ms, *body),
+            Spec(
+                row.xid,
+                row.key,
+                row.created_ms,
+                body.timeout_ms,
+                body.branches + progress.branches if progress.branches else body.branches,
+                body.metadata,
+                bool(body.flags & _INTERACTIVE),
+                bool(body.flags & _ORDERED),
+            ),
             State(row.state),
-            steps,
+            progress.steps,
             row.version,
             row.save_id,
             row.wake_ms,
             Attention(row.attention),
             row.updated_ms,
-            decided_ms,
-            cancel_reason,
+            progress.decided_ms,
+            progress.cancel_reason,
+            progress.sealed,
+            progress.renewed_ms,
+            progress.joined,
+            progress.seen,
         )
     except (msgspec.MsgspecError, ValueError) as error:
         raise UnreadableRow(f"transaction {row.xid.hex()} cannot be read: {error}") from error
+
+
+def _participants(spec: Spec) -> str:
+    names = ",".join(sorted({branch.participant for branch in spec.branches}))
+    return f",{names}," if names else ""

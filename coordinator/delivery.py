@@ -27,16 +27,15 @@ from tricord.v1 import participant_pb2_grpc as pb_grpc
 from tricord.v1 import types_pb2
 
 from .model import Call, Outcome, Payload, Phase, Refusal, Reply, Spec
+from .orders import BRANCHES_MAX
 from .participants import Participants
-from .wire import CONTENT_TYPE_CHARS_MAX, FENCE_ID_CHARS_MAX, MESSAGE_BYTES_MAX
+from .wire import CONTENT_TYPE_CHARS_MAX, FENCE_ID_CHARS_MAX, MESSAGE_BYTES_MAX, RESULT_BYTES_MAX
 
 _log = structlog.get_logger(__name__)
 
 BATCH_CALLS_MAX = 256
 BATCH_BYTES_MAX = 1024 * 1024
 """A batch is cut there; a single larger call travels alone."""
-RESULT_BYTES_MAX = 64 * 1024
-"""Of one Try's result. With 64 branches, and their payloads, an answer still fits into one message."""
 SILENT_MAX = 32
 """Calls in a row that time out on a stream before it is given up."""
 SUSPECTS_MAX = 10_000
@@ -499,7 +498,10 @@ def _reply(pending: _Pending, reply: pb.Reply) -> Reply:
     error = reply.error
     if not error and outcome in (Outcome.UNKNOWN, Outcome.VIOLATION):
         error = f"the participant answered {outcome.name} and gave no reason"
-    return Reply(pending.branch, pending.phase, outcome, reply.fence_id, result, refusal, error, reply.attention)
+    seen = tuple(reply.tried_branch_ids)
+    return Reply(
+        pending.branch, pending.phase, outcome, reply.fence_id, result, refusal, error, reply.attention, seen=seen
+    )
 
 
 def _excess(reply: pb.Reply) -> str:
@@ -509,6 +511,8 @@ def _excess(reply: pb.Reply) -> str:
         return f"Try returned a result of {size} bytes; the limit is {RESULT_BYTES_MAX}"
     if len(reply.result.content_type) > CONTENT_TYPE_CHARS_MAX:
         return f"the result's content_type is longer than {CONTENT_TYPE_CHARS_MAX} characters"
+    if len(reply.tried_branch_ids) > BRANCHES_MAX:
+        return f"tried_branch_ids has {len(reply.tried_branch_ids)} branches; the limit is {BRANCHES_MAX}"
     if len(reply.fence_id) > FENCE_ID_CHARS_MAX:
         return f"fence_id is longer than {FENCE_ID_CHARS_MAX} characters"
     return ""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -22,6 +22,7 @@ from .ids import new_xid
 from .journal import Journal, Overloaded
 from .machine import begin
 from .model import Attention, BranchSpec, Call, Outcome, Policy, Reply, Spec, State, Transaction
+from .orders import AddBranch, Denied, Order, Renew, carry_out
 from .store.rows import Row, RowRejected, StoreError
 from .store.store import Store, StoreClosed
 
@@ -29,7 +30,9 @@ _log = structlog.get_logger(__name__)
 
 CLAIM_ROWS_MAX = 500
 LIVE_MAX = 20_000
-"""Live transactions beyond which due work is left to others, or to later."""
+"""Live transactions beyond which new ones are refused, and due work is left to others, or to later."""
+OPEN_FORMAT = 2
+"""The row format that interactive, ordered, enlisted and renewed transactions need."""
 POLL_S_MIN = 0.02
 POLL_S_MAX = 1.0
 """How long the claim loop sleeps at the most: another coordinator's work may have become due."""
@@ -38,23 +41,38 @@ WATCH_S_MIN, WATCH_S_MAX = 0.1, 1.0
 """How often a row is read for somebody who waits for a transaction that another coordinator drives."""
 
 
-class Until(Enum):
-    """What a caller waits for."""
+Reached = Callable[[Transaction], bool]
+"""Whether a transaction has come as far as a caller waits for."""
 
+
+class Until(Enum):
+    """What callers wait for."""
+
+    ACCEPTED = "accepted"
     DECIDED = "decided"
     FINISHED = "finished"
 
-    def reached(self, tx: Transaction) -> bool:
+    def __call__(self, tx: Transaction) -> bool:
         """Whether the wait is over."""
-        return tx.state.finished if self is Until.FINISHED else tx.state is not State.TRYING
+        if self is Until.FINISHED:
+            return tx.state.finished
+        return self is Until.ACCEPTED or tx.state is not State.TRYING
 
 
 class KeyReused(Exception):
     """The idempotency key belongs to another request."""
 
     def __init__(self, xid: bytes) -> None:
-        super().__init__(f"the idempotency key belongs to transaction {xid.hex()}, which has other branches")
+        super().__init__(f"the idempotency key belongs to transaction {xid.hex()}, which was another request")
         self.xid = xid
+
+
+class UnknownXid(Exception):
+    """There is no such transaction."""
+
+
+class FormatNotReady(Exception):
+    """The store may still be served by programs that could not read what this would write."""
 
 
 class Started(NamedTuple):
@@ -67,8 +85,13 @@ class Started(NamedTuple):
 class Engine:
     """Runs transactions on one store."""
 
-    def __init__(self, store: Store, delivery: Delivery, policy: Policy) -> None:
+    def __init__(self, store: Store, delivery: Delivery, policy: Policy, live_max: int = LIVE_MAX) -> None:
         self.store = store
+        self.live_max = live_max
+        self.on_attention: Callable[[Transaction], None] = lambda tx: None
+        """Called when a transaction gets attention."""
+        self.on_store: Callable[[bool], None] = lambda answers: None
+        """Called after each look for due work: whether the store answered."""
         self.policy = policy
         self.journal = Journal(store)
         self.delivery = delivery
@@ -127,17 +150,23 @@ class Engine:
         timeout_ms: int,
         branches: tuple[BranchSpec, ...],
         metadata: tuple[tuple[str, str], ...] = (),
+        *,
+        interactive: bool = False,
+        ordered: bool = False,
     ) -> Started:
         """Begin a transaction, or find the one that holds its key; what that one has stands, its metadata included.
 
-        Raises KeyReused if the key belongs to another request, RowRejected if the store cannot take it and Overloaded
-        if too much is waiting (nothing is stored then), StoreClosed if it is not known.
+        Raises KeyReused if the key belongs to another request, RowRejected if the store cannot take it, FormatNotReady
+        if it must not yet, and Overloaded if too much is waiting (nothing is stored then), StoreClosed if it is not
+        known.
         """
-        if len(self._live) >= LIVE_MAX:
-            raise Overloaded(f"{LIVE_MAX} transactions are live")
+        if interactive or ordered:
+            self._check_format()
+        if len(self._live) >= self.live_max:
+            raise Overloaded(f"{self.live_max} transactions are live")
         self.journal.check_room()
         now_ms = self.store.now_ms()
-        spec = Spec(new_xid(now_ms), key, now_ms, timeout_ms, branches, metadata)
+        spec = Spec(new_xid(now_ms), key, now_ms, timeout_ms, branches, metadata, interactive, ordered)
         tx = begin(spec, now_ms, self.policy)._replace(save_id=secrets.randbits(62))
         # Shielded: whether the caller still waits changes nothing for a record that is on its way.
         beginning = asyncio.get_running_loop().create_task(self._begin(tx))
@@ -146,7 +175,7 @@ class Engine:
             begun = await asyncio.shield(beginning)
         finally:
             del beginning  # an error would hold this frame, and the frame the error, until the collector comes
-        if not begun.new and not begun.tx.spec.asks_the_same(spec):
+        if not begun.new and not begun.tx.asks_the_same(spec):
             raise KeyReused(begun.tx.spec.xid)
         return begun
 
@@ -157,22 +186,63 @@ class Engine:
             self._adopt(begun.tx)
         return Started(begun.tx, begun.new)
 
-    async def wait(self, tx: Transaction, until: Until, timeout_s: float | None) -> Transaction:
+    async def order(self, xid: bytes, order: Order) -> Transaction:
+        """Have an order carried out; returns the row that stands, durably.
+
+        Raises Denied (nothing was changed), UnknownXid, FormatNotReady, RowRejected, Overloaded, UnreadableRow, and
+        StoreError, after which it is not known whether it was carried out: ask again.
+        """
+        if isinstance(order, AddBranch | Renew):
+            self._check_format()
+        while True:
+            live = self._live.get(xid)
+            if live is None:
+                tx = await self._stored(xid)
+                if tx.state.finished:
+                    _, (denied,) = carry_out(tx, [order], self.store.now_ms(), self.policy)
+                    if denied is not None:
+                        raise denied
+                    return tx
+                if len(self._live) >= self.live_max and isinstance(order, AddBranch):  # all others make it less
+                    raise Overloaded(f"{self.live_max} transactions are live")
+                live = self._live.get(xid) or self._adopt(tx, owner=False)
+            if live is None:
+                raise StoreClosed("the coordinator stops")
+            answer = await asyncio.shield(live.order(order))
+            if answer is not None:
+                if answer.denied is not None:
+                    raise answer.denied
+                return answer.tx
+
+    def _check_format(self) -> None:
+        if self.store.format < OPEN_FORMAT:
+            raise FormatNotReady(
+                f"the store's row format is {self.store.format}, this needs {OPEN_FORMAT}: when no older coordinator "
+                "uses it any more, run `tricord migrate --finish`"
+            )
+
+    async def _stored(self, xid: bytes) -> Transaction:
+        row = await self.store.get(xid=xid)
+        if row is None:
+            raise UnknownXid(xid.hex())
+        return transaction(row)
+
+    async def wait(self, tx: Transaction, reached: Reached, timeout_s: float | None) -> Transaction:
         """The transaction when it has come so far, or as it stands when the time is over."""
         loop = asyncio.get_running_loop()
         end_s = None if timeout_s is None else loop.time() + timeout_s
         pause_s = WATCH_S_MIN
-        while not until.reached(tx):
+        while not reached(tx):
             left_s = POLL_S_MAX if end_s is None else end_s - loop.time()
             if left_s <= 0:
                 break
             xid = tx.spec.xid
             live = self._live.get(xid)
-            if live is not None:
+            if live is not None and live.tx.version > tx.version:
+                tx = live.tx
+                continue
+            if live is not None and not live.may_be_old:
                 pause_s = POLL_S_MAX
-                if live.tx.version > tx.version:
-                    tx = live.tx
-                    continue
             waiter: asyncio.Future[Transaction] = loop.create_future()
             self._waiters.setdefault(xid, []).append(waiter)
             try:
@@ -183,17 +253,25 @@ class Engine:
                 tx = waiter.result()
                 continue
             pause_s = min(pause_s * 2, WATCH_S_MAX)
-            if xid not in self._live:
+            live = self._live.get(xid)
+            if live is None or live.may_be_old:
                 tx = await self._read(tx)
         return tx
 
     async def get(self, *, xid: bytes = b"", key: bytes = b"") -> Transaction | None:
         """A transaction by xid or key: as this process drives it, else as stored. Raises StoreError."""
         live = self._live.get(xid)
-        if live is not None:
+        if live is not None and not live.may_be_old:
             return live.tx
         row = await self.store.get(xid=xid, key=key)
         return None if row is None else transaction(row)
+
+    async def get_by_xid(self, xid: bytes) -> Transaction:
+        """As ``get``. Raises UnknownXid, StoreError."""
+        found = await self.get(xid=xid)
+        if found is None:
+            raise UnknownXid(xid.hex())
+        return found
 
     async def _read(self, tx: Transaction) -> Transaction:
         try:
@@ -212,29 +290,36 @@ class Engine:
 
     # --- live transactions ---------------------------------------------------------------------------------
 
-    def _adopt(self, tx: Transaction) -> None:
-        """Drive a transaction, unless this process does so already."""
+    def _adopt(self, tx: Transaction, *, owner: bool = True) -> Live | None:
+        """Drive a transaction, unless this process does so already; None if it does, or has ended."""
         xid = tx.spec.xid
-        if xid not in self._live and not self._ended:
-            self._live[xid] = live = Live(self, tx)
-            live.task = asyncio.get_running_loop().create_task(self._drive(live))
+        if xid in self._live or self._ended:
+            return None
+        self._live[xid] = live = Live(self, tx)
+        live.visits = not owner
+        live.task = asyncio.get_running_loop().create_task(self._drive(live, owner=owner))
+        return live
 
-    async def _drive(self, live: Live) -> None:
+    async def _drive(self, live: Live, *, owner: bool) -> None:
         xid = live.tx.spec.xid
         tx = None
+        failure: Exception | None = None
         try:
-            tx = await drive(live.tx, live, self.policy)
+            tx = await drive(live.tx, live, self.policy, owner=owner)
             if tx.wake_ms is not None:
                 self._plan_claim(tx.wake_ms)
         except (StoreClosed, asyncio.CancelledError):
-            pass  # the process stops; whoever comes next recovers it
+            failure = StoreClosed("the coordinator stops")  # whoever comes next recovers it
         except RowRejected as error:
             _log.error("transaction.rejected", xid=xid.hex(), error=str(error))
-        except Exception:
+            failure = error
+        except Exception as error:
             _log.exception("transaction.driver_failed", xid=xid.hex())
+            failure = error
         finally:
             live.ended = True
             del self._live[xid]
+            live.end_orders(failure)
         if live.claimed is not None and tx is not None and tx.version == live.claimed.version:
             # It was claimed under the driver's hands, just as it came to rest: the claim is this process's to serve.
             self._recover(live.claimed)
@@ -248,12 +333,13 @@ class Engine:
                 self.counts["confirmed"] += 1
             elif tx.state is State.CANCELLED:
                 self.counts["cancelled"] += 1
-            for waiter in self._waiters.pop(tx.spec.xid, ()):
-                if not waiter.done():
-                    waiter.set_result(tx)
+        for waiter in self._waiters.pop(tx.spec.xid, ()):
+            if not waiter.done():
+                waiter.set_result(tx)
         if tx.attention is not before.attention and tx.attention is not Attention.NONE:
             errors = [f"branch {n}: {step.error}" for n, step in enumerate(tx.steps, 1) if step.error]
             _log.warning("transaction.attention", xid=tx.spec.xid.hex(), why=tx.attention.name, errors=errors)
+            self.on_attention(tx)
 
     # --- the claim loop ------------------------------------------------------------------------------------
 
@@ -269,9 +355,10 @@ class Engine:
             pause_s = POLL_S_MAX
             self._next_claim_ms = NEVER_MS  # what becomes known from here on counts, also while the claim is on its way
             try:
-                limit = min(CLAIM_ROWS_MAX, LIVE_MAX - len(self._live))
+                limit = min(CLAIM_ROWS_MAX, self.live_max - len(self._live))
                 claim = await self.store.claim(limit, self.policy.lease_ms)
                 failures = 0
+                self.on_store(True)
                 for row in claim.rows:
                     self._recover(row)
                 if claim.next_wake_ms is not None and limit > 0:
@@ -281,6 +368,7 @@ class Engine:
                     pause_s = min(pause_s, max(least_s, due_s))
             except StoreError as error:
                 failures += 1
+                self.on_store(False)
                 if failures in (1, 10, 100):
                     _log.warning("engine.claim_failed", error=str(error), failures=failures)
             except Exception:
@@ -317,6 +405,13 @@ class Engine:
         self._adopt(tx)
 
 
+class Carried(NamedTuple):
+    """What became of an order."""
+
+    tx: Transaction
+    denied: Denied | None
+
+
 class Live:
     """One transaction that this process drives: the engine's ``flow.Io``."""
 
@@ -325,12 +420,21 @@ class Live:
         """The row as it is known to stand."""
         self.task: asyncio.Task[None] | None = None
         self.ended = False
+        self.visits = False
+        """Whether another coordinator may be driving it too."""
         self.claimed: Row | None = None
         """The row as the claim loop met it while it was being driven."""
         self._engine = engine
         self._xid = tx.spec.xid.hex()
         self._inbox: list[Reply] = []
+        self._orders: list[Order] = []
+        self._answers: list[tuple[Order, asyncio.Future[Carried | None]]] = []
         self._wake: asyncio.Future[None] | None = None
+
+    @property
+    def may_be_old(self) -> bool:
+        """Whether the row may have been changed by another coordinator, as that of an open transaction at any time."""
+        return self.visits or not self.tx.sealed
 
     def now_ms(self) -> int:
         return self._engine.store.now_ms()
@@ -342,8 +446,37 @@ class Live:
         for call in calls:
             self._engine.delivery.send(self._xid, tx.spec, call, self._receive)
 
-    async def replies(self, until_ms: int | None) -> Sequence[Reply]:
-        if not self._inbox:
+    def order(self, order: Order) -> asyncio.Future[Carried | None]:
+        """Done when the order was carried out or denied; None if this driver came to its end before."""
+        answer: asyncio.Future[Carried | None] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(_seen)
+        self._answers.append((order, answer))
+        self._orders.append(order)
+        if self._wake is not None:
+            _wake(self._wake)
+        return answer
+
+    def answer(self, order: Order, tx: Transaction, denied: Denied | None) -> None:
+        for n, (asked, answer) in enumerate(self._answers):
+            if asked is order:  # the very same: equal orders have answers of their own
+                del self._answers[n]
+                if not answer.done():
+                    answer.set_result(Carried(tx, denied))
+                return
+
+    def end_orders(self, failure: Exception | None) -> None:
+        """What was not taken any more is to be asked anew, unless the driver has failed."""
+        for _, answer in self._answers:
+            if answer.done():
+                continue
+            if failure is not None:
+                answer.set_exception(failure)
+            else:
+                answer.set_result(None)
+        self._answers.clear()
+
+    async def arrivals(self, until_ms: int | None) -> tuple[Sequence[Reply], Sequence[Order]]:
+        if not self._inbox and not self._orders:
             loop = asyncio.get_running_loop()
             self._wake = loop.create_future()
             timer = None
@@ -357,16 +490,37 @@ class Live:
                     timer.cancel()
                 self._wake = None
         replies, self._inbox = self._inbox, []
-        return replies
+        orders, self._orders = self._orders, []
+        return replies, orders
+
+    async def read(self) -> Transaction:
+        while True:
+            try:
+                row = await self._engine.store.get(xid=self.tx.spec.xid)
+            except StoreClosed:
+                raise
+            except StoreError as error:
+                _log.warning("engine.read_failed", xid=self._xid, error=str(error))
+                await asyncio.sleep(WATCH_S_MAX)
+                continue
+            if row is None:
+                raise RowRejected(f"transaction {self._xid} is not in the store any more")
+            stands = transaction(row)
+            if stands.version <= self.tx.version:
+                return self.tx
+            before, self.tx = self.tx, stands
+            self._engine.moved(before, stands)
+            return stands
 
     async def save(self, tx: Transaction) -> Transaction:
         before = self.tx
-        if tx.state.finished:
+        if tx.state.finished and before.state is not State.TRYING:
             # It promises nothing new: every branch has answered for good. So nobody waits for its COMMIT.
             self._engine.journal.save_last(tx)
             stands = tx
         else:
             stands = await self._engine.journal.save(tx)
+            self.visits = self.visits or stands.save_id != tx.save_id
         self.tx = stands
         self._engine.moved(before, stands)
         return stands
@@ -385,10 +539,10 @@ class Live:
             _wake(self._wake)
 
 
-def _seen(task: asyncio.Task[Started]) -> None:
+def _seen(future: asyncio.Future[Any]) -> None:
     """Whoever began it may have gone; how it ended is then nobody's business."""
-    if not task.cancelled():
-        task.exception()
+    if not future.cancelled():
+        future.exception()
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -10,7 +10,7 @@ Pure: time is an argument, and the jitter of the back-off is drawn from the tran
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import IntEnum
 
 from .model import (
@@ -22,6 +22,7 @@ from .model import (
     Policy,
     Refusal,
     Reply,
+    Seen,
     Spec,
     State,
     Step,
@@ -35,19 +36,25 @@ class Event(IntEnum):
     """What can move a transaction."""
 
     ALL_TRIED = 1
-    """Every branch has answered Try with DONE."""
+    """Every branch has answered Try with DONE, and no more can be added by the initiator."""
     REFUSED = 2
     """A branch has refused its Try."""
     DEADLINE = 3
     """The time-out is over and not all branches are tried."""
     ALL_CONFIRMED = 4
     ALL_CANCELLED = 5
+    INITIATOR = 6
+    """Its initiator cancels it."""
+    NOT_NAMED = 7
+    """A branch was enlisted, and whoever called it has answered for good without having seen it tried."""
 
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.TRYING, Event.ALL_TRIED): State.CONFIRMING,
     (State.TRYING, Event.REFUSED): State.CANCELLING,
     (State.TRYING, Event.DEADLINE): State.CANCELLING,
+    (State.TRYING, Event.INITIATOR): State.CANCELLING,
+    (State.TRYING, Event.NOT_NAMED): State.CANCELLING,
     (State.CONFIRMING, Event.ALL_CONFIRMED): State.CONFIRMED,
     (State.CANCELLING, Event.ALL_CANCELLED): State.CANCELLED,
 }
@@ -65,34 +72,53 @@ class IllegalMove(Exception):
 def begin(spec: Spec, now_ms: int, policy: Policy) -> Transaction:
     """The first value of a transaction: TRYING, every branch owed its Try, leased to whoever begins it.
 
-    Raises ValueError if there are no branches: such a transaction has nothing to decide.
+    An interactive one has no branches yet and owes nothing. Raises ValueError if another has none: it would have
+    nothing to decide.
     """
+    if spec.interactive:
+        deadline_ms = spec.created_ms + spec.timeout_ms
+        return Transaction(spec, State.TRYING, (), wake_ms=deadline_ms, updated_ms=now_ms, sealed=False)
     if not spec.branches:
         raise ValueError("a transaction needs at least one branch")
-    return Transaction(
-        spec,
-        State.TRYING,
-        (_PENDING,) * len(spec.branches),
-        wake_ms=now_ms + policy.lease_ms,
-        updated_ms=now_ms,
-    )
+    tx = Transaction(spec, State.TRYING, (_PENDING,) * len(spec.branches), updated_ms=now_ms)
+    return tx._replace(wake_ms=_lease_end(tx, now_ms, policy))
 
 
 def due(tx: Transaction, now_ms: int, policy: Policy) -> tuple[Call, ...]:
     """The calls that this transaction owes its participants now."""
-    state = tx.state
-    timeout_ms = policy.call_timeout_ms
-    if state is State.TRYING:
-        left_ms = tx.spec.deadline_ms - now_ms
-        if left_ms <= 0:
-            return ()  # apply() cancels it; no Try may leave any more
-        timeout_ms = min(timeout_ms, left_ms)
+    if tx.state is State.TRYING and tx.deadline_ms <= now_ms:
+        return ()  # apply() cancels it; no Try may leave any more
     calls = []
     for branch, step in enumerate(tx.steps):
-        phase = owed(state, step)
-        if phase is not None and step.next_ms <= now_ms:
-            calls.append(Call(branch, phase, step.attempts + 1, timeout_ms))
+        if step.next_ms <= now_ms and called(tx, branch) is not None:
+            calls.append(call_of(tx, branch, now_ms, policy))
     return tuple(calls)
+
+
+def call_of(tx: Transaction, branch: int, now_ms: int, policy: Policy) -> Call:
+    """The call that a branch is owed. No Try lasts longer than its transaction may be undecided."""
+    phase = called(tx, branch)
+    if phase is None:
+        raise ValueError(f"branch {branch + 1} is owed no call")
+    timeout_ms = policy.call_timeout_of(tx.spec.branches[branch])
+    if phase is Phase.TRY:
+        timeout_ms = min(timeout_ms, tx.deadline_ms - now_ms)
+    return Call(branch, phase, tx.steps[branch].attempts + 1, timeout_ms)
+
+
+def called(tx: Transaction, branch: int) -> Phase | None:
+    """The phase of the call that a branch is owed by the coordinator, now or at its next attempt, if any.
+
+    Whoever enlisted reports its Try by itself; in an ordered transaction a Try waits for the one before it.
+    """
+    phase = owed(tx.state, tx.steps[branch])
+    if phase is Phase.TRY:
+        joined = tx.joined_as(branch) if tx.joined else None
+        if joined is not None and joined.enlisted:
+            return None
+        if tx.spec.ordered and joined is None and branch and tx.steps[branch - 1].status is not BranchStatus.TRIED:
+            return None
+    return phase
 
 
 def owed(state: State, step: Step) -> Phase | None:
@@ -115,6 +141,7 @@ def apply(tx: Transaction, replies: Iterable[Reply], now_ms: int, policy: Policy
     """
     steps = list(tx.steps)
     attention = tx.attention
+    seen: list[Seen] = []
     for reply in replies:
         step = steps[reply.branch]
         if owed(tx.state, step) is not reply.phase:
@@ -126,14 +153,19 @@ def apply(tx: Transaction, replies: Iterable[Reply], now_ms: int, policy: Policy
             reply = _checked(step, reply)
         steps[reply.branch], raised = _answered(tx, step, reply, now_ms, policy)
         attention = max(attention, raised)
+        if reply.seen and steps[reply.branch].status is BranchStatus.TRIED:
+            seen += (Seen(reply.branch + 1, branch_id) for branch_id in reply.seen)
     moved = tx
-    if attention is not tx.attention or any(a is not b for a, b in zip(steps, tx.steps, strict=True)):
+    if seen:
+        tx = tx._replace(seen=tx.seen + tuple(seen))
+    if seen or attention is not tx.attention or any(a is not b for a, b in zip(steps, tx.steps, strict=True)):
         moved = tx._replace(steps=tuple(steps), attention=attention, updated_ms=now_ms)
-    event = _event(moved, now_ms)
-    return moved if event is None else move(moved, event, now_ms)
+    while (event := _event(moved, now_ms)) is not None:
+        moved = move(moved, event, now_ms)
+    return moved
 
 
-def move(tx: Transaction, event: Event, now_ms: int) -> Transaction:
+def move(tx: Transaction, event: Event, now_ms: int, reason: str = "") -> Transaction:
     """The transaction after an event. Raises IllegalMove, and changes nothing, if the table has no such move."""
     state = TRANSITIONS.get((tx.state, event))
     if state is None:
@@ -147,7 +179,7 @@ def move(tx: Transaction, event: Event, now_ms: int) -> Transaction:
         steps=tuple(s._replace(attempts=0, next_ms=0) if s.attempts else s for s in tx.steps),
         decided_ms=now_ms,
         updated_ms=now_ms,
-        cancel_reason=_cancel_reason(tx, event),
+        cancel_reason=reason or _cancel_reason(tx, event),
     )
 
 
@@ -161,14 +193,49 @@ def wake_at(tx: Transaction, now_ms: int, policy: Policy, *, calls_out: bool) ->
     if tx.state.finished:
         return None
     if calls_out:
-        enough_ms = now_ms + policy.call_timeout_ms + policy.lease_margin_ms
+        enough_ms = now_ms + policy.longest_call_of(tx.spec) + policy.lease_margin_ms
+        if tx.state is State.TRYING:
+            enough_ms = min(enough_ms, tx.deadline_ms)
         if tx.wake_ms is not None and tx.wake_ms >= enough_ms:
             return tx.wake_ms
-        return now_ms + policy.lease_ms
-    times = [step.next_ms for step in tx.steps if owed(tx.state, step) is not None]
+        return _lease_end(tx, now_ms, policy)
+    times = [step.next_ms for branch, step in enumerate(tx.steps) if called(tx, branch) is not None]
     if tx.state is State.TRYING:
-        times.append(tx.spec.deadline_ms)
+        times.append(tx.deadline_ms)
     return max(now_ms, min(times))
+
+
+def visitors_wake_at(tx: Transaction, mine: Collection[int], now_ms: int, policy: Policy) -> int | None:
+    """As ``wake_at``, for whoever changes a transaction that another coordinator may be driving.
+
+    ``mine`` are the branches with calls of the visitor's own. Of other branches that seem to be due nobody can tell
+    whether their calls are out: they are left under the lease that stands, which is never lengthened for them, nor
+    cut short.
+    """
+    if tx.state.finished:
+        return None
+    stands_ms = now_ms if tx.wake_ms is None else max(now_ms, tx.wake_ms)
+    times = []
+    for branch, step in enumerate(tx.steps):
+        if called(tx, branch) is None:
+            continue
+        if branch in mine:
+            left_ms = policy.call_timeout_of(tx.spec.branches[branch]) + policy.lease_margin_ms
+            times.append(max(step.next_ms, now_ms + left_ms))
+        else:
+            times.append(step.next_ms if step.next_ms > now_ms else stands_ms)
+    if tx.state is State.TRYING:
+        times.append(tx.deadline_ms + (policy.lease_margin_ms if mine else 0))
+    return max(now_ms, min(times))
+
+
+def _lease_end(tx: Transaction, now_ms: int, policy: Policy) -> int:
+    """Until when nobody else need look. No Try outlasts the deadline, so that one need not wait for a lease."""
+    longest_ms = policy.longest_call_of(tx.spec) + policy.lease_margin_ms
+    end_ms = now_ms + max(policy.lease_ms, longest_ms)
+    if tx.state is State.TRYING:
+        end_ms = min(end_ms, max(now_ms, tx.deadline_ms) + policy.lease_margin_ms)
+    return end_ms
 
 
 def backoff_ms(xid: bytes, branch: int, attempt: int, policy: Policy) -> int:
@@ -232,7 +299,7 @@ def _answered(tx: Transaction, step: Step, reply: Reply, now_ms: int, policy: Po
         return step._replace(status=BranchStatus.REFUSED, error=error), Attention.VIOLATION
     attempts = step.attempts + 1
     if reply.outcome is Outcome.UNKNOWN:
-        wait_ms = backoff_ms(tx.spec.xid, reply.branch, attempts, policy)
+        wait_ms = max(reply.retry_ms, backoff_ms(tx.spec.xid, reply.branch, attempts, policy))
         raised = Attention.VIOLATION if reply.attention else Attention.NONE
         if raised is Attention.NONE and attempts >= policy.attention_after:
             raised = Attention.RETRYING
@@ -288,9 +355,12 @@ def _event(tx: Transaction, now_ms: int) -> Event | None:
     if tx.state is State.TRYING:
         if BranchStatus.REFUSED in statuses:
             return Event.REFUSED
-        if all(s is BranchStatus.TRIED for s in statuses):
-            return Event.ALL_TRIED
-        return Event.DEADLINE if now_ms >= tx.spec.deadline_ms else None
+        if tx.sealed:
+            if tx.joined and _not_named(tx):
+                return Event.NOT_NAMED
+            if all(s is BranchStatus.TRIED for s in statuses):
+                return Event.ALL_TRIED
+        return Event.DEADLINE if now_ms >= tx.deadline_ms else None
     if tx.state is State.CONFIRMING:
         return Event.ALL_CONFIRMED if all(s is BranchStatus.CONFIRMED for s in statuses) else None
     if tx.state is State.CANCELLING:
@@ -298,9 +368,37 @@ def _event(tx: Transaction, now_ms: int) -> Event | None:
     return None
 
 
+def named(tx: Transaction, branch_ids: Iterable[int]) -> set[int]:
+    """These branches, and those that their participants, or the participants of those, saw tried (protocol B3)."""
+    found = set(branch_ids)
+    while True:
+        more = {seen.branch_id for seen in tx.seen if seen.by in found and seen.branch_id not in found}
+        if not more:
+            return found
+        found |= more
+
+
+def _not_named(tx: Transaction) -> list[int]:
+    """The branch_ids that nobody will name any more, of a transaction that no initiator confirms.
+
+    Whoever the coordinator called has answered for good, and did not see them tried: it may have taken the error for
+    a "no" and gone on without them.
+    """
+    begun = range(1, tx.begun + 1)
+    if tx.spec.interactive or any(tx.steps[n - 1].status is not BranchStatus.TRIED for n in begun):
+        return []
+    found = named(tx, begun)
+    return [n for n in range(tx.begun + 1, len(tx.steps) + 1) if n not in found]
+
+
 def _cancel_reason(tx: Transaction, event: Event) -> str:
     if event is Event.DEADLINE:
+        if tx.renewed_ms:
+            return f"undecided at its deadline, {tx.deadline_ms - tx.spec.created_ms} ms after its beginning"
         return f"undecided after its timeout of {tx.spec.timeout_ms} ms"
+    if event is Event.NOT_NAMED:
+        which = ", ".join(map(str, _not_named(tx)))
+        return f"branch {which} was enlisted, and not seen tried by whoever called it"
     if event is not Event.REFUSED:
         return ""
     for index, step in enumerate(tx.steps):

@@ -1,6 +1,7 @@
 """What a transaction is: immutable values, and nothing that moves.
 
-A ``Spec`` is what the initiator asked for and never changes; it is shared by every later value of its transaction.
+A ``Spec`` is what the initiator asked for; it is shared by every later value of its transaction, and replaced only
+where a branch is added to an open one.
 A ``Transaction`` is the spec plus how far it has come. Values are tuples because the coordinator makes one per save
 at high rates: a named tuple is built in a fraction of the time of a frozen dataclass.
 
@@ -9,11 +10,12 @@ Pure: no clock, no randomness, no I/O. Times are integers: milliseconds of the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
-FORMAT = 1
-"""The version of what ``codec`` writes into a row."""
+FORMAT = 2
+"""The highest version of a row that this program reads; ``codec`` writes the lowest that holds what there is."""
 
 
 class Phase(IntEnum):
@@ -98,8 +100,19 @@ class BranchSpec(NamedTuple):
     payload: Payload = Payload()
 
 
+class Joined(NamedTuple):
+    """How a branch came to an open transaction."""
+
+    key: str
+    """Unique in the transaction: what asks with it again means the same branch (protocol B2)."""
+    enlisted: bool = False
+    """Its participant was called directly, and reports its Try by itself (protocol B3)."""
+    parent: int = 0
+    """The branch_id in whose Try that call was made; 0: the initiator made it."""
+
+
 class Spec(NamedTuple):
-    """What was asked for, as stored once and never changed."""
+    """What was asked for. Only ``branches`` ever changes, and only by growing."""
 
     xid: bytes
     """16 bytes, UUIDv7: unique, and in the order of time."""
@@ -110,19 +123,10 @@ class Spec(NamedTuple):
     branches: tuple[BranchSpec, ...]
     metadata: tuple[tuple[str, str], ...] = ()
     """What every call carries to its participant, by key; the coordinator never reads it."""
-
-    @property
-    def deadline_ms(self) -> int:
-        """When it is cancelled if it is still undecided."""
-        return self.created_ms + self.timeout_ms
-
-    def asks_the_same(self, other: Spec) -> bool:
-        """Whether two starting requests under one key are the same request: its branches, nothing else.
-
-        A smaller time-out left, other metadata (a trace id) or another ``wait`` do not make it another request
-        (protocol B4).
-        """
-        return self.branches == other.branches
+    interactive: bool = False
+    """Its initiator adds the branches one at a time, and confirms."""
+    ordered: bool = False
+    """The branches that it began with are tried one after another."""
 
 
 class Step(NamedTuple):
@@ -139,6 +143,14 @@ class Step(NamedTuple):
     """The fence database that answered Try."""
     result: Payload | None = None
     refusal: Refusal | None = None
+
+
+class Seen(NamedTuple):
+    """One branch's participant saw another branch tried, which was enlisted in the course of its Try."""
+
+    by: int
+    """branch_id"""
+    branch_id: int
 
 
 class Transaction(NamedTuple):
@@ -158,6 +170,39 @@ class Transaction(NamedTuple):
     decided_ms: int = 0
     """0 while TRYING."""
     cancel_reason: str = ""
+    sealed: bool = True
+    """An interactive one is sealed by its Confirm; until then it is not decided by itself (protocol B1)."""
+    renewed_ms: int = 0
+    """The deadline, if it was moved."""
+    joined: tuple[Joined, ...] = ()
+    """Of the last branches: those that it did not begin with."""
+    seen: tuple[Seen, ...] = ()
+
+    @property
+    def deadline_ms(self) -> int:
+        """When it is cancelled if it is still undecided."""
+        return self.renewed_ms or self.spec.created_ms + self.spec.timeout_ms
+
+    @property
+    def begun(self) -> int:
+        """How many branches it began with."""
+        return len(self.spec.branches) - len(self.joined)
+
+    def joined_as(self, branch: int) -> Joined | None:
+        """How a branch came, by its index; None if the transaction began with it."""
+        index = branch - self.begun
+        return self.joined[index] if index >= 0 else None
+
+    def asks_the_same(self, spec: Spec) -> bool:
+        """Whether a starting request under the same key is the same request: its branches and their order, no more.
+
+        A smaller time-out left, other metadata (a trace id) or another ``wait`` do not make it another request
+        (protocol B4).
+        """
+        mine = self.spec
+        if (mine.interactive, mine.ordered) != (spec.interactive, spec.ordered):
+            return False
+        return mine.branches[: self.begun] == spec.branches
 
 
 class Call(NamedTuple):
@@ -183,6 +228,10 @@ class Reply(NamedTuple):
     error: str = ""
     attention: bool = False
     """With UNKNOWN: a person should look at once, more attempts would tell nothing new."""
+    retry_ms: int = 0
+    """With UNKNOWN: not before so many ms is it worth asking again."""
+    seen: tuple[int, ...] = ()
+    """With DONE in answer to Try: the branch_ids that its participant saw tried."""
 
 
 class Policy(NamedTuple):
@@ -198,3 +247,21 @@ class Policy(NamedTuple):
     """Attempts of one call after which a person should look."""
     linger_ms: int = 250
     """How long progress that decides nothing may wait for company before it is saved."""
+    park_ms: int = 5_000
+    """How long an open transaction with nothing to do stays with whoever served its initiator last."""
+    call_timeouts_ms: Mapping[str, int] | None = None
+    """By "participant.action" or "participant"; for all others ``call_timeout_ms``."""
+
+    def call_timeout_of(self, branch: BranchSpec) -> int:
+        """How long one call of this branch may take, in ms."""
+        own = self.call_timeouts_ms
+        if not own:
+            return self.call_timeout_ms
+        of_participant = own.get(branch.participant, self.call_timeout_ms)
+        return own.get(f"{branch.participant}.{branch.action}", of_participant)
+
+    def longest_call_of(self, spec: Spec) -> int:
+        """How long any call of this transaction may take, in ms."""
+        if not self.call_timeouts_ms or not spec.branches:
+            return self.call_timeout_ms
+        return max(self.call_timeout_of(branch) for branch in spec.branches)

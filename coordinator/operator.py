@@ -15,9 +15,9 @@ from .engine import Engine
 from .errors import InvalidRequest, Violation
 from .ids import XID_BYTES
 from .model import State
-from .server import Context, answering, get_by_xid
+from .rpc import Context, answering
 from .store.rows import ListFilter, Row
-from .wire import check_name, duration_ms, transaction_message, unreadable_message
+from .wire import check_name, duration_ms, read_xid, transaction_message, unreadable_message
 
 PAGE_SIZE_DEFAULT = 50
 PAGE_SIZE_MAX = 1_000
@@ -48,7 +48,7 @@ class OperatorService(pb_grpc.OperatorServiceServicer):
     @answering
     async def Get(self, request: pb.OperatorServiceGetRequest, context: Context) -> pb.OperatorServiceGetResponse:
         """One transaction."""
-        tx = await get_by_xid(self._engine, request.xid)
+        tx = await self._engine.get_by_xid(read_xid(request.xid))
         return pb.OperatorServiceGetResponse(transaction=transaction_message(tx))
 
     def _filter(self, request: pb.ListRequest) -> ListFilter:

@@ -2,85 +2,34 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
 
-import grpc
-import grpc.aio
 import structlog
-from grpc_status import rpc_status
 
 from tricord.v1 import coordinator_pb2 as pb
-from tricord.v1 import coordinator_pb2_grpc as pb_grpc
 from tricord.v1 import registry_pb2, registry_pb2_grpc
 
-from .engine import Engine, KeyReused, Started, Until
-from .errors import (
-    Conflict,
-    InvalidRequest,
-    NotAllowed,
-    NotFound,
-    RpcError,
-    TooMuch,
-    Unavailable,
-    UnknownName,
-    Violation,
-)
-from .journal import Overloaded
-from .model import BranchSpec, Transaction
+from .engine import Engine, KeyReused, Started
+from .errors import Conflict, InvalidRequest, NotAllowed, NotFound, TooMuch, UnknownName, Violation
+from .model import Transaction
 from .participants import Participants
-from .store.rows import RowRejected, StoreError
-from .wire import Starting, error_status, read_key, read_registration, read_xid, read_xids, transaction_message
+from .rpc import Context, answering, answering_stream
+from .server_open import OpenTransactions, check_name, left_s, until_of
+from .wire import Starting, read_key, read_registration, read_xid, read_xids, transaction_message
 
 _log = structlog.get_logger(__name__)
 
-ANSWER_MARGIN_SHARE, ANSWER_MARGIN_S_MAX = 0.1, 0.25
-"""How long before the caller's deadline it is told the state of that moment, rather than nothing."""
-
-NAMES_TOLD_MAX = 10
+WATCH_S = 60.0
+"""How long one wait for a change lasts at the most."""
 STARTING_BYTES_MAX = 128 * 1024 * 1024
 """Requests whose beginning is not stored yet, all together: they wait when the store is away."""
 
-_Request = TypeVar("_Request")
-_Response = TypeVar("_Response")
-Context = grpc.aio.ServicerContext[Any, Any]
-Method = Callable[[Any, _Request, Context], Awaitable[_Response]]
 
-
-def answering(method: Method[_Request, _Response]) -> Method[_Request, _Response]:
-    """Answer errors as google.rpc.Status with a reason; what nobody foresaw is logged, and told as INTERNAL."""
-
-    @functools.wraps(method)
-    async def call(self: Any, request: _Request, context: Context) -> _Response:
-        # What is kept of an error is its status: the error itself would keep its frames, and with them the request.
-        try:
-            return await method(self, request, context)
-        except RpcError as error:
-            status = error_status(error)
-        except Overloaded as error:
-            status = error_status(TooMuch(f"the coordinator has too much to do: {error}; ask again", retry_s=1.0))
-        except StoreError as error:
-            _log.warning("rpc.store_error", method=method.__qualname__, error=str(error))
-            status = error_status(Unavailable("the coordinator's store does not answer; ask again", retry_s=1.0))
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:
-            _log.exception("rpc.failed", method=method.__qualname__)
-            status = error_status(RpcError(f"the coordinator failed: {type(error).__name__}; its log has more"))
-        del request  # gRPC keeps the error that ends the call, and it this frame, until the collector comes
-        await context.abort_with_status(rpc_status.to_status(status))
-        raise AssertionError("unreachable")
-
-    return call
-
-
-class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
-    """What initiators call."""
+class CoordinatorService(OpenTransactions):
+    """What initiators call, and participants that are called directly."""
 
     def __init__(self, engine: Engine, participants: Participants, namespace: str, timeout_ms_default: int) -> None:
-        self._engine = engine
-        self._participants = participants
+        super().__init__(engine, participants)
         self._namespace = namespace
         self._timeout_ms_default = timeout_ms_default
         self._starting_bytes = 0
@@ -88,41 +37,33 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
     @answering
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
         """Run a transaction, or find the one that the key names, and answer when it has come far enough."""
-        starting = Starting(request, self._namespace, self._timeout_ms_default)
-        size = request.ByteSize()
-        if self._starting_bytes + size > STARTING_BYTES_MAX:
-            raise TooMuch(f"{self._starting_bytes} bytes of requests are being started; ask again", retry_s=1.0)
-        self._starting_bytes += size
-        try:
-            started = await self._start(starting)
-        except KeyReused as error:
-            raise Conflict(
-                f"idempotency_key: {error}",
-                reason="IDEMPOTENCY_KEY_REUSED",
-                violations=(Violation("idempotency_key", str(error)),),
-                metadata={"xid": error.xid.hex()},
-            ) from error
-        except RowRejected as error:
-            raise RpcError(str(error), reason="ROW_REJECTED") from error
-        finally:
-            self._starting_bytes -= size
-        until = Until.DECIDED if request.wait == pb.WAIT_DECIDED else Until.FINISHED
-        tx = await self._engine.wait(started.tx, until, _left_s(context))
+        starting = Starting.of_execute(request, self._namespace, self._timeout_ms_default)
+        started = await self._start(starting, request.ByteSize())
+        tx = await self._engine.wait(started.tx, until_of(request.wait), left_s(context))
         return pb.ExecuteResponse(transaction=transaction_message(tx))
+
+    @answering
+    async def Begin(self, request: pb.BeginRequest, context: Context) -> pb.BeginResponse:
+        """Begin an interactive transaction, or find the one that the key names."""
+        starting = Starting.of_begin(request, self._namespace, self._timeout_ms_default)
+        started = await self._start(starting, request.ByteSize())
+        return pb.BeginResponse(transaction=transaction_message(started.tx))
 
     @answering
     async def Get(self, request: pb.GetRequest, context: Context) -> pb.GetResponse:
         """Read one transaction."""
-        if request.WhichOneof("by") == "idempotency_key":
-            wrong: list[Violation] = []
-            key = read_key(request.idempotency_key, self._namespace, wrong)
-            if wrong:
-                raise InvalidRequest(*wrong)
-            found = await self._engine.get(key=key)
-            if found is None:
-                raise NotFound("no transaction with this idempotency_key is known yet")
-            return pb.GetResponse(transaction=transaction_message(found))
-        return pb.GetResponse(transaction=transaction_message(await get_by_xid(self._engine, request.xid)))
+        return pb.GetResponse(transaction=transaction_message(await self._find(request)))
+
+    @answering_stream
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.WatchResponse]:
+        """Send a transaction as it stands, and again as it changes, until it is finished."""
+        tx = await self._find(request)
+        yield pb.WatchResponse(transaction=transaction_message(tx))
+        while not tx.state.finished:
+            seen = tx
+            tx = await self._engine.wait(seen, lambda now, seen=seen: _differs(now, seen), WATCH_S)  # type: ignore[misc]
+            if _differs(tx, seen):
+                yield pb.WatchResponse(transaction=transaction_message(tx))
 
     @answering
     async def LookUp(self, request: pb.LookUpRequest, context: Context) -> pb.LookUpResponse:
@@ -137,33 +78,61 @@ class CoordinatorService(pb_grpc.CoordinatorServiceServicer):
             incarnation=found.incarnation,
         )
 
-    async def _start(self, starting: Starting) -> Started:
+    async def _find(self, request: pb.GetRequest | pb.WatchRequest) -> Transaction:
+        if request.WhichOneof("by") == "idempotency_key":
+            wrong: list[Violation] = []
+            key = read_key(request.idempotency_key, self._namespace, wrong)
+            if wrong:
+                raise InvalidRequest(*wrong)
+            found = await self._engine.get(key=key)
+            if found is None:
+                raise NotFound("no transaction with this idempotency_key is known yet")
+            return found
+        return await self._engine.get_by_xid(read_xid(request.xid))
+
+    async def _start(self, starting: Starting, size: int) -> Started:
+        if self._starting_bytes + size > STARTING_BYTES_MAX:
+            raise TooMuch(f"{self._starting_bytes} bytes of requests are being started; ask again", retry_s=1.0)
+        self._starting_bytes += size
         try:
-            await self._check_names(starting.branches)
+            return await self._begin(starting)
+        except KeyReused as error:
+            raise Conflict(
+                f"idempotency_key: {error}",
+                reason="IDEMPOTENCY_KEY_REUSED",
+                violations=(Violation("idempotency_key", str(error)),),
+                metadata={"xid": error.xid.hex()},
+            ) from error
+        finally:
+            self._starting_bytes -= size
+
+    async def _begin(self, starting: Starting) -> Started:
+        try:
+            for n, branch in enumerate(starting.branches):
+                await check_name(self._participants, branch, f"branches[{n}]")
         except UnknownName:
             # What was begun before the name went away keeps its answer.
             found = await self._engine.get(key=starting.key) if starting.key else None
             if found is None:
                 raise
-            if found.spec.branches != starting.branches:
+            if found.spec.branches[: found.begun] != starting.branches or found.spec.ordered != starting.ordered:
                 raise KeyReused(found.spec.xid) from None
             return Started(found, False)
-        return await self._engine.begin(starting.key, starting.timeout_ms, starting.branches, starting.metadata)
+        return await self._engine.begin(
+            starting.key,
+            starting.timeout_ms,
+            starting.branches,
+            starting.metadata,
+            interactive=starting.interactive,
+            ordered=starting.ordered,
+        )
 
-    async def _check_names(self, branches: tuple[BranchSpec, ...]) -> None:
-        """Refuse what no participant has registered, before anything is stored."""
-        for n, branch in enumerate(branches):
-            row = await self._participants.look_up(branch.participant, branch.action)
-            if row is None:
-                text = (
-                    f"no participant {branch.participant} is registered; start it with --coordinator, or mend the name"
-                )
-                raise UnknownName(text, violations=(Violation(f"branches[{n}].participant", text),))
-            if branch.action not in row.actions:
-                known = ", ".join(sorted(row.actions)[:NAMES_TOLD_MAX])
-                text = f"participant {branch.participant} has no action {branch.action}; it has {known}"
-                violations = (Violation(f"branches[{n}].action", text),)
-                raise UnknownName(text, reason="UNKNOWN_ACTION", violations=violations)
+
+def _differs(tx: Transaction, seen: Transaction) -> bool:
+    """Whether there is something to tell: not for a lease that was renewed."""
+    return tx.version > seen.version and (
+        (tx.state, tx.attention, tx.steps, tx.deadline_ms) != (seen.state, seen.attention, seen.steps, seen.deadline_ms)
+    )
 
 
 class RegistryService(registry_pb2_grpc.RegistryServiceServicer):
@@ -192,16 +161,9 @@ class RegistryService(registry_pb2_grpc.RegistryServiceServicer):
             raise Conflict(text, reason="FENCE_DATABASE_CHANGED", metadata={"stored": stored, "given": given})
         return registry_pb2.RegisterParticipantResponse()
 
-
-async def get_by_xid(engine: Engine, text: str) -> Transaction:
-    """A transaction by its xid as text. Raises InvalidRequest, NotFound, StoreError."""
-    xid = read_xid(text)
-    found = await engine.get(xid=xid)
-    if found is None:
-        raise NotFound(f"there is no transaction {xid.hex()}", metadata={"xid": xid.hex()})
-    return found
-
-
-def _left_s(context: Context) -> float | None:
-    left_s = context.time_remaining()
-    return None if left_s is None else left_s - min(left_s * ANSWER_MARGIN_SHARE, ANSWER_MARGIN_S_MAX)
+    @answering
+    async def WithdrawParticipant(
+        self, request: registry_pb2.WithdrawParticipantRequest, context: Context
+    ) -> registry_pb2.WithdrawParticipantResponse:
+        """Send no more calls to an address."""
+        return registry_pb2.WithdrawParticipantResponse()

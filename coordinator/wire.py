@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -17,10 +18,10 @@ from tricord.v1 import coordinator_pb2, registry_pb2, types_pb2
 
 from .errors import DOMAIN, InvalidRequest, RpcError, Violation
 from .ids import parse_xid
-from .model import Attention, BranchSpec, Payload, Step, Transaction
+from .model import Attention, BranchSpec, Payload, Transaction
+from .orders import BRANCHES_MAX, LIFE_MS_MAX
 from .store.rows import ParticipantRow, Row
 
-BRANCHES_MAX = 64
 PAYLOAD_BYTES_MAX = 1024 * 1024
 REQUEST_BYTES_MAX = 8 * 1024 * 1024
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
@@ -39,35 +40,38 @@ METADATA_VALUE_CHARS_MAX = 256
 METADATA_KEY_SHOWN_MAX = 80
 """Of a key in an error's field, escaped: those within the limit are shown whole."""
 LOOK_UP_XIDS_MAX = 1_000
-TIMEOUT_MS_MAX = 24 * 3600 * 1000
+TIMEOUT_MS_MAX = LIFE_MS_MAX
+RESULT_BYTES_MAX = 64 * 1024
+"""Of one Try's result. With 64 branches, and their payloads, an answer still fits into one message."""
+
+_StartingRequest = coordinator_pb2.ExecuteRequest | coordinator_pb2.BeginRequest
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})\Z")
 _KEY_SEPARATOR = b"\0"
-_NO_XID = "is not an xid: 32 hexadecimal digits"
+NO_XID = "is not an xid: 32 hexadecimal digits"
 
 
 # --- what comes in ----------------------------------------------------------------------------------------
 
 
-class Starting:
+class Starting(NamedTuple):
     """A checked request to start a transaction."""
 
-    __slots__ = ("branches", "key", "metadata", "timeout_ms")
+    key: bytes
+    timeout_ms: int
+    metadata: tuple[tuple[str, str], ...]
+    branches: tuple[BranchSpec, ...] = ()
+    interactive: bool = False
+    ordered: bool = False
 
-    def __init__(self, request: coordinator_pb2.ExecuteRequest, namespace: str, timeout_ms_default: int) -> None:
+    @classmethod
+    def of_execute(cls, request: coordinator_pb2.ExecuteRequest, namespace: str, timeout_ms_default: int) -> Self:
         """Raises InvalidRequest, with every wrong field."""
-        size = request.ByteSize()
-        if size > REQUEST_BYTES_MAX:
-            raise InvalidRequest(Violation("request", f"has {size} bytes; the limit is {REQUEST_BYTES_MAX}"))
         wrong: list[Violation] = []
-        self.key = b""
-        if request.idempotency_key:
-            self.key = read_key(request.idempotency_key, namespace, wrong)
-        self.timeout_ms = _timeout_ms(request, timeout_ms_default, wrong)
+        key, timeout_ms, metadata = _starting(request, namespace, timeout_ms_default, wrong)
         if request.wait not in coordinator_pb2.Wait.values():
             wrong.append(Violation("wait", f"is {request.wait}, which is no Wait"))
-        self.metadata = _metadata(request, wrong) if request.metadata else ()
         count = len(request.branches)
         if not count:
             wrong.append(Violation("branches", "a transaction needs at least 1 branch"))
@@ -75,9 +79,31 @@ class Starting:
             wrong.append(Violation("branches", f"has {count} branches; the limit is {BRANCHES_MAX}"))
         if wrong:
             raise InvalidRequest(*wrong)
-        self.branches = tuple(_branch(f"branches[{n}]", b, wrong) for n, b in enumerate(request.branches))
+        branches = tuple(read_branch(f"branches[{n}]", b, wrong) for n, b in enumerate(request.branches))
         if wrong:
             raise InvalidRequest(*wrong)
+        return cls(key, timeout_ms, metadata, branches, ordered=request.ordered)
+
+    @classmethod
+    def of_begin(cls, request: coordinator_pb2.BeginRequest, namespace: str, timeout_ms_default: int) -> Self:
+        """Raises InvalidRequest, with every wrong field."""
+        wrong: list[Violation] = []
+        key, timeout_ms, metadata = _starting(request, namespace, timeout_ms_default, wrong)
+        if wrong:
+            raise InvalidRequest(*wrong)
+        return cls(key, timeout_ms, metadata, interactive=True)
+
+
+def _starting(
+    request: _StartingRequest, namespace: str, timeout_ms_default: int, wrong: list[Violation]
+) -> tuple[bytes, int, tuple[tuple[str, str], ...]]:
+    """What every starting request has. Raises InvalidRequest if it is too large to be looked at."""
+    size = request.ByteSize()
+    if size > REQUEST_BYTES_MAX:
+        raise InvalidRequest(Violation("request", f"has {size} bytes; the limit is {REQUEST_BYTES_MAX}"))
+    key = read_key(request.idempotency_key, namespace, wrong) if request.idempotency_key else b""
+    timeout_ms = _timeout_ms(request, timeout_ms_default, wrong)
+    return key, timeout_ms, _metadata(request, wrong) if request.metadata else ()
 
 
 def read_key(text: str, namespace: str, wrong: list[Violation]) -> bytes:
@@ -96,7 +122,7 @@ def read_xid(text: str, field: str = "xid") -> bytes:
     """The xid that a text names. Raises InvalidRequest."""
     xid = parse_xid(text)
     if xid is None:
-        raise InvalidRequest(Violation(field, _NO_XID))
+        raise InvalidRequest(Violation(field, NO_XID))
     return xid
 
 
@@ -109,7 +135,7 @@ def read_xids(texts: Sequence[str]) -> list[bytes]:
     for n, text in enumerate(texts):
         xid = parse_xid(text)
         if xid is None:
-            wrong.append(Violation(f"xids[{n}]", _NO_XID))
+            wrong.append(Violation(f"xids[{n}]", NO_XID))
         else:
             xids[xid] = None
     if wrong:
@@ -154,7 +180,7 @@ def duration_ms(duration: duration_pb2.Duration) -> int:
     return duration.seconds * 1000 + -(-duration.nanos // 1_000_000)
 
 
-def _timeout_ms(request: coordinator_pb2.ExecuteRequest, default_ms: int, wrong: list[Violation]) -> int:
+def _timeout_ms(request: _StartingRequest, default_ms: int, wrong: list[Violation]) -> int:
     if not request.HasField("timeout"):
         return default_ms
     timeout_ms = duration_ms(request.timeout)
@@ -163,7 +189,7 @@ def _timeout_ms(request: coordinator_pb2.ExecuteRequest, default_ms: int, wrong:
     return timeout_ms
 
 
-def _metadata(request: coordinator_pb2.ExecuteRequest, wrong: list[Violation]) -> tuple[tuple[str, str], ...]:
+def _metadata(request: _StartingRequest, wrong: list[Violation]) -> tuple[tuple[str, str], ...]:
     count = len(request.metadata)
     if count > METADATA_ENTRIES_MAX:
         wrong.append(Violation("metadata", f"has {count} entries; the limit is {METADATA_ENTRIES_MAX}"))
@@ -181,17 +207,22 @@ def _metadata(request: coordinator_pb2.ExecuteRequest, wrong: list[Violation]) -
     return entries
 
 
-def _branch(field: str, branch: coordinator_pb2.BranchRequest, wrong: list[Violation]) -> BranchSpec:
+def read_branch(field: str, branch: coordinator_pb2.BranchRequest, wrong: list[Violation]) -> BranchSpec:
+    """One branch of a request; what is wrong with it is added to ``wrong``."""
     _check_name(f"{field}.participant", branch.participant, wrong)
     _check_name(f"{field}.action", branch.action, wrong)
     data = branch.payload.data
-    content_type = branch.payload.content_type
     if len(data) > PAYLOAD_BYTES_MAX:
         wrong.append(Violation(f"{field}.payload", f"has {len(data)} bytes; the limit is {PAYLOAD_BYTES_MAX}"))
+    check_content_type(f"{field}.payload.content_type", branch.payload.content_type, wrong)
+    return BranchSpec(branch.participant, branch.action, Payload(data, branch.payload.content_type))
+
+
+def check_content_type(field: str, content_type: str, wrong: list[Violation]) -> None:
+    """Complain of one that is none."""
     if len(content_type) > CONTENT_TYPE_CHARS_MAX or not (content_type.isascii() and content_type.isprintable()):
         limit = f"must be at most {CONTENT_TYPE_CHARS_MAX} printable ASCII characters"
-        wrong.append(Violation(f"{field}.payload.content_type", limit))
-    return BranchSpec(branch.participant, branch.action, Payload(data, content_type))
+        wrong.append(Violation(field, limit))
 
 
 def _check_name(field: str, name: str, wrong: list[Violation], what: str = "name") -> None:
@@ -211,18 +242,21 @@ def transaction_message(tx: Transaction) -> types_pb2.Transaction:
         idempotency_key=spec.key.partition(_KEY_SEPARATOR)[2].decode(),
         state=int(tx.state),  # type: ignore[arg-type]  # the same numbers; a test compares them
         attention=_ATTENTION[tx.attention],
-        branches=[_branch_message(n, b, s) for n, (b, s) in enumerate(zip(spec.branches, tx.steps, strict=True), 1)],
-        create_time=_timestamp(spec.created_ms),
-        update_time=_timestamp(tx.updated_ms),
-        deadline_time=_timestamp(spec.deadline_ms),
+        branches=[branch_message(tx, branch) for branch in range(len(tx.steps))],
+        create_time=timestamp(spec.created_ms),
+        update_time=timestamp(tx.updated_ms),
+        deadline_time=timestamp(tx.deadline_ms),
         cancel_reason=tx.cancel_reason,
         version=tx.version,
+        interactive=spec.interactive,
+        sealed=tx.sealed,
+        ordered=spec.ordered,
     )
     message.timeout.FromMilliseconds(spec.timeout_ms)
     if spec.metadata:
         message.metadata.update(spec.metadata)
     if tx.decided_ms:
-        message.decide_time.CopyFrom(_timestamp(tx.decided_ms))
+        message.decide_time.CopyFrom(timestamp(tx.decided_ms))
     return message
 
 
@@ -232,8 +266,8 @@ def unreadable_message(row: Row, why: str) -> types_pb2.Transaction:
         xid=row.xid.hex(),
         state=row.state,  # type: ignore[arg-type]
         attention=types_pb2.ATTENTION_VIOLATION,
-        create_time=_timestamp(row.created_ms),
-        update_time=_timestamp(row.updated_ms),
+        create_time=timestamp(row.created_ms),
+        update_time=timestamp(row.updated_ms),
         cancel_reason=why,
         version=row.version,
     )
@@ -246,9 +280,11 @@ _ATTENTION = {
 }
 
 
-def _branch_message(branch_id: int, branch: BranchSpec, step: Step) -> types_pb2.Branch:
+def branch_message(tx: Transaction, index: int) -> types_pb2.Branch:
+    """One branch as callers see it."""
+    branch, step = tx.spec.branches[index], tx.steps[index]
     message = types_pb2.Branch(
-        branch_id=branch_id,
+        branch_id=index + 1,
         participant=branch.participant,
         action=branch.action,
         state=int(step.status),  # type: ignore[arg-type]  # the same numbers; a test compares them
@@ -261,11 +297,17 @@ def _branch_message(branch_id: int, branch: BranchSpec, step: Step) -> types_pb2
     if step.refusal is not None:
         message.refusal.CopyFrom(types_pb2.Refusal(reason=step.refusal.reason, message=step.refusal.message))
     if step.attempts and step.next_ms:
-        message.next_attempt_time.CopyFrom(_timestamp(step.next_ms))
+        message.next_attempt_time.CopyFrom(timestamp(step.next_ms))
+    joined = tx.joined_as(index) if tx.joined else None
+    if joined is not None:
+        message.branch_key, message.enlisted, message.parent_branch_id = joined
+    if tx.seen:
+        message.tried_branch_ids.extend(seen.branch_id for seen in tx.seen if seen.by == index + 1)
     return message
 
 
-def _timestamp(ms: int) -> Timestamp:
+def timestamp(ms: int) -> Timestamp:
+    """Milliseconds since 1970 on the wire."""
     return Timestamp(seconds=ms // 1000, nanos=ms % 1000 * 1_000_000)
 
 

@@ -46,11 +46,12 @@ _INSERT = """
 # The sorted lock comes first: an array update alone takes its locks in whatever order the join yields.
 _UPDATE = """
     UPDATE tricord_transaction t
-    SET version = s.version, save_id = s.save_id, state = s.state, attention = s.attention,
+    SET participants = CASE s.participants WHEN '' THEN t.participants ELSE s.participants END, format = s.format,
+        version = s.version, save_id = s.save_id, state = s.state, attention = s.attention,
         wake_ms = nullif(s.wake_ms, 0), updated_ms = s.updated_ms, progress = s.progress
-    FROM unnest(%b::bytea[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[],
-                %b::bytea[])
-         AS s(xid, version, save_id, state, attention, wake_ms, updated_ms, progress)
+    FROM unnest(%b::bytea[], %b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[],
+                %b::bigint[], %b::bigint[], %b::bytea[])
+         AS s(xid, participants, format, version, save_id, state, attention, wake_ms, updated_ms, progress)
     JOIN locked l ON l.xid = s.xid
     WHERE t.xid = s.xid AND t.version = s.version - 1 RETURNING t.save_id
 """
@@ -307,6 +308,8 @@ def _save_arrays(rows: Sequence[Row]) -> list[Any]:
     return [
         xids,  # for the lock
         xids,
+        [row.participants for row in rows],
+        [row.format for row in rows],
         [row.version for row in rows],
         [row.save_id for row in rows],
         [row.state for row in rows],

@@ -7,8 +7,6 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ..model import FORMAT
-
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
@@ -25,8 +23,8 @@ class Row(NamedTuple):
     key: bytes = b""
     body: bytes = b""
     participants: str = ""
-    """",a,b,": the names of the participants, for operators' filters."""
-    format: int = FORMAT
+    """",a,b,": the names of the participants, for operators' filters. Empty in a save: as it was."""
+    format: int = 1
     version: int = 1
     save_id: int = 0
     state: int = 0

@@ -25,8 +25,8 @@ _INSERT = (
     f"INSERT INTO tricord_transaction ({_COLUMNS}) VALUES ({', '.join('?' * len(Row._fields))}) ON CONFLICT DO NOTHING"
 )
 _UPDATE = (
-    "UPDATE tricord_transaction SET version = ?, save_id = ?, state = ?, attention = ?, wake_ms = ?, updated_ms = ?, "
-    "progress = ? WHERE xid = ? AND version = ?"
+    "UPDATE tricord_transaction SET participants = coalesce(?, participants), format = ?, version = ?, save_id = ?, "
+    "state = ?, attention = ?, wake_ms = ?, updated_ms = ?, progress = ? WHERE xid = ? AND version = ?"
 )
 _BY_XID = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE xid = ?"
 _BY_KEY = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE key = ?"
@@ -96,8 +96,8 @@ class SqliteBackend:
                 stored = connection.execute(_INSERT, (*row[:2], row.key or None, *row[3:])).rowcount
                 standing.append(None if stored else self._holder(connection, row))
             for row in batch.saves:
-                values = (row.version, row.save_id, row.state, row.attention, row.wake_ms, row.updated_ms, row.progress)
-                stored = connection.execute(_UPDATE, (*values, row.xid, row.version - 1)).rowcount
+                values = (row.participants or None, *row[5:], row.xid, row.version - 1)
+                stored = connection.execute(_UPDATE, values).rowcount
                 standing.append(None if stored else self._holder(connection, row))
             connection.execute("COMMIT")
         except BaseException:

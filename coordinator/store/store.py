@@ -64,6 +64,8 @@ class Store:
         self._clock_read = False
         self._offset_ms = time.time() * 1000 - time.monotonic() * 1000
         self.store_id = ""
+        self.format = 2
+        """The highest row format that may be written."""
         self.flushes = 0
         """Flushes that were committed."""
 

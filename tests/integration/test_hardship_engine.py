@@ -111,10 +111,10 @@ class TestClaimedWhileLive:
         world.delivery.outcomes = [Outcome.UNKNOWN] * 8
         drives = 0
 
-        async def drive_and_be_claimed(tx: Transaction, io: Io, policy: Policy) -> Transaction:
+        async def drive_and_be_claimed(tx: Transaction, io: Io, policy: Policy, *, owner: bool) -> Transaction:
             nonlocal drives
             drives += 1
-            stands = await flow.drive(tx, io, policy)
+            stands = await flow.drive(tx, io, policy, owner=owner)
             if not stands.state.finished:
                 await world.claim(stands)
             return stands
@@ -221,8 +221,8 @@ class TestRoom:
         assert (await world.engine.begin(b"", TIMEOUT_MS, branches)).new  # there is room again
         return len(begins)
 
-    async def test_live_transactions(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(engine_module, "LIVE_MAX", 3)
+    async def test_live_transactions(self, world: World) -> None:
+        world.engine.live_max = 3
         world.delivery.outcomes = [None] * 3
         for _ in range(3):
             await world.engine.begin(b"", TIMEOUT_MS, BRANCHES)

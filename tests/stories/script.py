@@ -70,7 +70,7 @@ def perform(world: World, command: str) -> None:
 def _policy(world: World, name: str, value: str) -> None:
     if name not in Policy._fields:
         raise ValueError(f"no such policy: {name}")
-    world.policy = world.policy._replace(**{name: int(value)})
+    world.policy = world.policy._replace(**{name: int(value)})  # type: ignore[arg-type]  # its numbers
 
 
 def _begin(world: World, timeout: str, xid: str | None, branches: str) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from coordinator.flow import drive
 from coordinator.machine import TRANSITIONS
 from coordinator.model import Attention, Call, Outcome, Payload, Phase, Policy, Refusal, Reply, State, Transaction
+from coordinator.orders import AddBranch, Cancel, Confirm, Denied, Order, Renew, Report
 
 SAVE_MS = 2
 """How long a save takes."""
@@ -69,7 +70,7 @@ class Store:
         row = self.standing()
         if row.save_id == tx.save_id or row.version != tx.version - 1:
             return row
-        if tx.state is not row.state and tx.state not in {TRANSITIONS.get((row.state, event)) for event in _EVENTS}:
+        if tx.state is not row.state and tx.state not in _after(row.state, moves=1 if row.steps else 2):
             raise BrokenPromise(f"a save would turn {row.state.name} into {tx.state.name}")
         self.row = tx
         self.durable.add((tx.version, tx.save_id))
@@ -83,7 +84,10 @@ class Store:
         return self.row
 
 
-_EVENTS = {event for _, event in TRANSITIONS}
+def _after(state: State, moves: int) -> set[State]:
+    """What a state may turn into; one without branches is finished by the move that decides it."""
+    found = {after for (before, _), after in TRANSITIONS.items() if before is state}
+    return found if moves == 1 else found | {state for after in found for state in _after(after, moves - 1)}
 
 
 class Coordinator:
@@ -100,12 +104,13 @@ class Coordinator:
         self.told: State | None = None
         self.running: Coroutine[Pause, None, Transaction] | None = None
         self._inbox: list[Reply] = []
+        self._orders: list[Order] = []
         self._life = 0
         self._saves = 0
         self._crashes = 0
 
     def drive(self, tx: Transaction) -> None:
-        self._inbox = []
+        self._inbox, self._orders = [], []
         self.running = drive(tx, self, self.world.policy)
         self.wake(self._life)
 
@@ -161,15 +166,30 @@ class Coordinator:
 
         self.world.at(self.world.now_ms + after_ms, receive, lambda: self.lives(life))
 
-    async def replies(self, until_ms: int | None) -> Sequence[Reply]:
+    def ask(self, order: Order) -> None:
+        """An order reaches this coordinator: its driver, or one that comes for the order's sake."""
+        self.log(f"is asked to {_order(order)}")
+        self._orders.append(order)
+        if self.running is None:
+            self.running = drive(self.world.store.standing(), self, self.world.policy, owner=False)
+        self.wake(self._life)
+
+    def answer(self, order: Order, tx: Transaction, denied: Denied | None) -> None:
+        self.log(f"answers {_order(order)}: {tx.state.name if denied is None else f'{denied.reason}: {denied}'}")
+
+    async def arrivals(self, until_ms: int | None) -> tuple[Sequence[Reply], Sequence[Order]]:
         life, waiting = self._life, [True]
         if until_ms is not None:
             self.world.at(until_ms, lambda: self.wake(life), lambda: self.lives(life) and bool(waiting))
-        while not self._inbox and (until_ms is None or self.world.now_ms < until_ms):
+        while not self._inbox and not self._orders and (until_ms is None or self.world.now_ms < until_ms):
             await Pause()
         waiting.clear()
         taken, self._inbox = self._inbox, []
-        return taken
+        orders, self._orders = self._orders, []
+        return taken, orders
+
+    async def read(self) -> Transaction:
+        return self.world.store.standing()
 
     async def save(self, tx: Transaction) -> Transaction:
         if self.crash_at == ("before", tx.state):
@@ -357,6 +377,24 @@ def row_text(tx: Transaction) -> str:
         steps.append(text)
     flagged = "" if tx.attention is Attention.NONE else f"  !{tx.attention.name}"
     return f"v{tx.version} {tx.state.name}  {' '.join(steps)}  wake {tx.wake_ms}{flagged}"
+
+
+def _order(order: Order) -> str:
+    match order:
+        case AddBranch(branch, joined):
+            what = "enlist" if joined.enlisted else "try"
+            below = f" below {joined.parent}" if joined.parent else ""
+            return f"{what} {branch.participant}.{branch.action} as {joined.key}{below}"
+        case Report(reply):
+            seen = f", which saw {', '.join(map(str, reply.seen))}" if reply.seen else ""
+            return f"note that {reply.branch + 1} {_reply(reply)}{seen}"
+        case Confirm(tried):
+            return f"confirm {', '.join(map(str, sorted(tried))) or 'nothing'}"
+        case Cancel(reason):
+            return f"cancel ({reason})" if reason else "cancel"
+        case Renew(timeout_ms):
+            return f"renew for {timeout_ms} ms"
+    raise AssertionError(f"no such order: {order}")
 
 
 def _reply(reply: Reply) -> str:

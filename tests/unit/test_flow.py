@@ -24,6 +24,7 @@ from coordinator.model import (
     Step,
     Transaction,
 )
+from coordinator.orders import Denied, Order
 from tests.stories import world
 from tests.stories.script import parse, tell
 from tests.stories.world import Answer, World
@@ -38,7 +39,7 @@ class Tape:
     """An Io that never waits: time jumps to the next reply. Records what was saved and what left, in order."""
 
     def __init__(self, answer: Callable[[Call], tuple[int, Outcome]] = lambda call: (10, DONE)) -> None:
-        self.answer = answer
+        self.reply_to = answer
         self.now = 0
         self.save_ms = 0
         self.late_ms = 0
@@ -60,14 +61,20 @@ class Tape:
         for call in calls:
             self.sends.append((self.now, call.branch, call.phase))
             self.events.append(f"send {call.branch} {call.phase.name}")
-            after_ms, outcome = self.answer(call)
+            after_ms, outcome = self.reply_to(call)
             refusal = Refusal("no") if outcome is Outcome.REFUSED else None
             if after_ms >= call.timeout_ms:
                 after_ms, outcome = call.timeout_ms + self.late_ms, UNKNOWN
             reply = Reply(call.branch, call.phase, outcome, refusal=refusal)
             self._arriving.append((self.now + after_ms, len(self.sends), reply))
 
-    async def replies(self, until_ms: int | None) -> Sequence[Reply]:
+    async def read(self) -> Transaction:
+        raise AssertionError("nothing is denied")
+
+    def answer(self, order: Order, tx: Transaction, denied: Denied | None) -> None:
+        raise AssertionError("nobody has asked for anything")
+
+    async def arrivals(self, until_ms: int | None) -> tuple[Sequence[Reply], Sequence[Order]]:
         first_ms = min((when for when, _, _ in self._arriving), default=None)
         assert first_ms is not None or until_ms is not None, "it would wait for ever"
         if first_ms is None or (until_ms is not None and until_ms < first_ms):
@@ -75,11 +82,11 @@ class Tape:
             assert until_ms > self.now or self.events[-1:] != ["woken for nothing"], "it spins"
             self.now = max(self.now, until_ms)
             self.events.append("woken for nothing")
-            return ()
+            return (), ()
         self.now = max(self.now, first_ms)
         arrived = sorted((when, n, reply) for when, n, reply in self._arriving if when <= self.now)
         self._arriving = [entry for entry in self._arriving if entry not in arrived]
-        return [reply for _, _, reply in arrived]
+        return [reply for _, _, reply in arrived], ()
 
     def new_save_id(self) -> int:
         return len(self.saves) + 1
@@ -278,8 +285,8 @@ def test_a_short_lease_is_not_renewed_over_the_row_of_another() -> None:
     tx = begun()._replace(wake_ms=3_000)
     tape = Tape()
     tape.rivals = [rival_of(tx, Reply(0, Phase.TRY, Outcome.REFUSED))._replace(wake_ms=10_000)]
-    assert tape.drive(tx).state is State.CANCELLED
-    assert {phase for _, _, phase in tape.sends} == {Phase.CANCEL}
+    assert tape.drive(tx).state is State.CANCELLING
+    assert (tape.sends, len(tape.saves)) == ([], 1)
 
 
 def test_a_lease_outlasts_the_calls_that_leave_under_it() -> None:
@@ -312,9 +319,9 @@ def test_the_decision_of_another_stands() -> None:
     tape = Tape()
     tape.rivals = [rival_of(tx, Reply(0, Phase.TRY, Outcome.REFUSED))]
     tx = tape.drive(tx)
-    assert tx.state is State.CANCELLED
+    assert tx.state is State.CANCELLING
     assert tape.saves[0].state is State.CONFIRMING  # refused by the store: nothing left on its account
-    assert {phase for _, _, phase in tape.sends} == {Phase.TRY, Phase.CANCEL}
+    assert {phase for _, _, phase in tape.sends} == {Phase.TRY}
 
 
 def test_the_end_that_another_has_saved_is_the_end() -> None:
@@ -354,20 +361,29 @@ def test_a_version_alone_does_not_make_a_row_ones_own() -> None:
     assert Phase.CONFIRM not in {phase for _, _, phase in tape.sends}
 
 
-def test_the_decision_of_another_is_driven_on_under_a_lease_of_ones_own_while_calls_are_out() -> None:
+def test_whoever_meets_a_decision_leaves_it_to_who_decided() -> None:
     tx = begun()
     tape = Tape(slow(1, Phase.TRY, 3_000))
-    tape.rivals = [rival_of(tx, Reply(0, Phase.TRY, DONE), Reply(1, Phase.TRY, DONE))._replace(wake_ms=5)]
+    tape.rivals = [rival_of(tx, Reply(0, Phase.TRY, DONE), Reply(1, Phase.TRY, DONE))]
+    assert tape.drive(tx).state is State.CONFIRMING
+    assert {phase for _, _, phase in tape.sends} == {Phase.TRY}
+    assert (tape.row or tx).wake_ms == tx.wake_ms
+
+
+def test_whoever_meets_a_longer_lease_leaves_it_to_whoever_claimed() -> None:
+    tx = begun(3)
+    tape = Tape(lambda call: (10 if call.branch else 4_000, UNKNOWN if call.branch == 2 else DONE))
+    tape.rivals = [rival_of(tx)._replace(wake_ms=(tx.wake_ms or 0) + 5_000)]
+    assert tape.drive(tx).state is State.TRYING
+    assert sorted(branch for _, branch, _ in tape.sends) == [0, 1, 2]
+
+
+def test_whoever_meets_a_change_under_its_own_lease_drives_on() -> None:
+    """Somebody has only carried out an order: nobody else drives."""
+    tx = begun()
+    tape = Tape(slow(1, Phase.TRY, 3_000))
+    tape.rivals = [rival_of(tx)]
     assert tape.drive(tx).state is State.CONFIRMED
-    assert tape.events[2:] == [
-        "woken for nothing",
-        "save TRYING",
-        "save CONFIRMING",
-        "send 0 CONFIRM",
-        "send 1 CONFIRM",
-        "save CONFIRMED",
-    ]
-    assert tape.saves[1].wake_ms == tape.saves[0].updated_ms + POLICY.lease_ms
 
 
 # --- leases, with saves that take their time -------------------------------------------------------------------------

@@ -46,6 +46,8 @@ ALLOWED = {
     (State.TRYING, Event.ALL_TRIED): State.CONFIRMING,
     (State.TRYING, Event.REFUSED): State.CANCELLING,
     (State.TRYING, Event.DEADLINE): State.CANCELLING,
+    (State.TRYING, Event.INITIATOR): State.CANCELLING,
+    (State.TRYING, Event.NOT_NAMED): State.CANCELLING,
     (State.CONFIRMING, Event.ALL_CONFIRMED): State.CONFIRMED,
     (State.CANCELLING, Event.ALL_CANCELLED): State.CANCELLED,
 }

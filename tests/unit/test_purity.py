@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PURE = ("model", "machine", "flow")
+PURE = ("model", "machine", "orders", "flow")
 FORBIDDEN = (
     "asyncio",
     "time",

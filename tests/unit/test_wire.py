@@ -110,9 +110,9 @@ def test_a_requests_metadata_is_kept_in_the_order_of_its_keys() -> None:
     """What is stored does not depend on how a client's map happens to be ordered."""
     branch = coordinator_pb2.BranchRequest(participant="bank", action="debit")
     request = coordinator_pb2.ExecuteRequest(branches=[branch], metadata={"b": "2", "a": "1", "c": ""})
-    assert wire.Starting(request, "", 1_000).metadata == (("a", "1"), ("b", "2"), ("c", ""))
+    assert wire.Starting.of_execute(request, "", 1_000).metadata == (("a", "1"), ("b", "2"), ("c", ""))
     request.ClearField("metadata")
-    assert wire.Starting(request, "", 1_000).metadata == ()
+    assert wire.Starting.of_execute(request, "", 1_000).metadata == ()
 
 
 def test_xids_sort_by_time() -> None:

@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from tricord.v1 import types_pb2 as tricord_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctricord/v1/coordinator.proto\x12\ntricord.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16tricord/v1/types.proto\"Z\n\rBranchRequest\x12\x13\n\x0bparticipant\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12$\n\x07payload\x18\x03 \x01(\x0b\x32\x13.tricord.v1.Payload\"\x8f\x02\n\x0e\x45xecuteRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x62ranches\x18\x03 \x03(\x0b\x32\x19.tricord.v1.BranchRequest\x12\x1e\n\x04wait\x18\x04 \x01(\x0e\x32\x10.tricord.v1.Wait\x12:\n\x08metadata\x18\x05 \x03(\x0b\x32(.tricord.v1.ExecuteRequest.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\x0f\x45xecuteResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"<\n\nGetRequest\x12\r\n\x03xid\x18\x01 \x01(\tH\x00\x12\x19\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x42\x04\n\x02\x62y\";\n\x0bGetResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"\x1d\n\rLookUpRequest\x12\x0c\n\x04xids\x18\x01 \x03(\t\"O\n\x13TransactionProgress\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.tricord.v1.TransactionState\"n\n\x0eLookUpResponse\x12\x35\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1f.tricord.v1.TransactionProgress\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04*A\n\x04Wait\x12\x14\n\x10WAIT_UNSPECIFIED\x10\x00\x12\x10\n\x0cWAIT_DECIDED\x10\x01\x12\x11\n\rWAIT_FINISHED\x10\x02\x32\xd1\x01\n\x12\x43oordinatorService\x12\x42\n\x07\x45xecute\x12\x1a.tricord.v1.ExecuteRequest\x1a\x1b.tricord.v1.ExecuteResponse\x12\x36\n\x03Get\x12\x16.tricord.v1.GetRequest\x1a\x17.tricord.v1.GetResponse\x12?\n\x06LookUp\x12\x19.tricord.v1.LookUpRequest\x1a\x1a.tricord.v1.LookUpResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctricord/v1/coordinator.proto\x12\ntricord.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tricord/v1/types.proto\"Z\n\rBranchRequest\x12\x13\n\x0bparticipant\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12$\n\x07payload\x18\x03 \x01(\x0b\x32\x13.tricord.v1.Payload\"\xa0\x02\n\x0e\x45xecuteRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x62ranches\x18\x03 \x03(\x0b\x32\x19.tricord.v1.BranchRequest\x12\x1e\n\x04wait\x18\x04 \x01(\x0e\x32\x10.tricord.v1.Wait\x12:\n\x08metadata\x18\x05 \x03(\x0b\x32(.tricord.v1.ExecuteRequest.MetadataEntry\x12\x0f\n\x07ordered\x18\x06 \x01(\x08\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\x0f\x45xecuteResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"\xbe\x01\n\x0c\x42\x65ginRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x38\n\x08metadata\x18\x03 \x03(\x0b\x32&.tricord.v1.BeginRequest.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"=\n\rBeginResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"j\n\x1c\x43oordinatorServiceTryRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x12\n\nbranch_key\x18\x02 \x01(\t\x12)\n\x06\x62ranch\x18\x03 \x01(\x0b\x32\x19.tricord.v1.BranchRequest\"\x87\x01\n\x1d\x43oordinatorServiceTryResponse\x12\"\n\x06\x62ranch\x18\x01 \x01(\x0b\x32\x12.tricord.v1.Branch\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.tricord.v1.TransactionState\x12\x15\n\rcancel_reason\x18\x03 \x01(\t\"i\n CoordinatorServiceConfirmRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x18\n\x10tried_branch_ids\x18\x02 \x03(\r\x12\x1e\n\x04wait\x18\x03 \x01(\x0e\x32\x10.tricord.v1.Wait\"Q\n!CoordinatorServiceConfirmResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"^\n\x1f\x43oordinatorServiceCancelRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1e\n\x04wait\x18\x03 \x01(\x0e\x32\x10.tricord.v1.Wait\"P\n CoordinatorServiceCancelResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"G\n\x0cRenewRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"B\n\rRenewResponse\x12\x31\n\rdeadline_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"u\n\rEnlistRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x12\n\nbranch_key\x18\x02 \x01(\t\x12)\n\x06\x62ranch\x18\x03 \x01(\x0b\x32\x19.tricord.v1.BranchRequest\x12\x18\n\x10parent_branch_id\x18\x04 \x01(\r\"4\n\x0e\x45nlistResponse\x12\"\n\x06\x62ranch\x18\x01 \x01(\x0b\x32\x12.tricord.v1.Branch\"\x98\x01\n\rReportRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x11\n\tbranch_id\x18\x02 \x01(\r\x12\"\n\x05tried\x18\x03 \x01(\x0b\x32\x11.tricord.v1.TriedH\x00\x12&\n\x07refusal\x18\x04 \x01(\x0b\x32\x13.tricord.v1.RefusalH\x00\x12\x10\n\x08\x66\x65nce_id\x18\x05 \x01(\tB\t\n\x07outcome\"F\n\x05Tried\x12#\n\x06result\x18\x01 \x01(\x0b\x32\x13.tricord.v1.Payload\x12\x18\n\x10tried_branch_ids\x18\x02 \x03(\r\"=\n\x0eReportResponse\x12+\n\x05state\x18\x01 \x01(\x0e\x32\x1c.tricord.v1.TransactionState\">\n\x0cWatchRequest\x12\r\n\x03xid\x18\x01 \x01(\tH\x00\x12\x19\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x42\x04\n\x02\x62y\"=\n\rWatchResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"<\n\nGetRequest\x12\r\n\x03xid\x18\x01 \x01(\tH\x00\x12\x19\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x42\x04\n\x02\x62y\";\n\x0bGetResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"\x1d\n\rLookUpRequest\x12\x0c\n\x04xids\x18\x01 \x03(\t\"O\n\x13TransactionProgress\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.tricord.v1.TransactionState\"n\n\x0eLookUpResponse\x12\x35\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1f.tricord.v1.TransactionProgress\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04*T\n\x04Wait\x12\x14\n\x10WAIT_UNSPECIFIED\x10\x00\x12\x10\n\x0cWAIT_DECIDED\x10\x01\x12\x11\n\rWAIT_FINISHED\x10\x02\x12\x11\n\rWAIT_ACCEPTED\x10\x03\x32\xb8\x06\n\x12\x43oordinatorService\x12\x42\n\x07\x45xecute\x12\x1a.tricord.v1.ExecuteRequest\x1a\x1b.tricord.v1.ExecuteResponse\x12<\n\x05\x42\x65gin\x12\x18.tricord.v1.BeginRequest\x1a\x19.tricord.v1.BeginResponse\x12Z\n\x03Try\x12(.tricord.v1.CoordinatorServiceTryRequest\x1a).tricord.v1.CoordinatorServiceTryResponse\x12\x66\n\x07\x43onfirm\x12,.tricord.v1.CoordinatorServiceConfirmRequest\x1a-.tricord.v1.CoordinatorServiceConfirmResponse\x12\x63\n\x06\x43\x61ncel\x12+.tricord.v1.CoordinatorServiceCancelRequest\x1a,.tricord.v1.CoordinatorServiceCancelResponse\x12<\n\x05Renew\x12\x18.tricord.v1.RenewRequest\x1a\x19.tricord.v1.RenewResponse\x12?\n\x06\x45nlist\x12\x19.tricord.v1.EnlistRequest\x1a\x1a.tricord.v1.EnlistResponse\x12?\n\x06Report\x12\x19.tricord.v1.ReportRequest\x1a\x1a.tricord.v1.ReportResponse\x12\x36\n\x03Get\x12\x16.tricord.v1.GetRequest\x1a\x17.tricord.v1.GetResponse\x12>\n\x05Watch\x12\x18.tricord.v1.WatchRequest\x1a\x19.tricord.v1.WatchResponse0\x01\x12?\n\x06LookUp\x12\x19.tricord.v1.LookUpRequest\x1a\x1a.tricord.v1.LookUpResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,26 +36,64 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EXECUTEREQUEST_METADATAENTRY']._loaded_options = None
   _globals['_EXECUTEREQUEST_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_WAIT']._serialized_start=878
-  _globals['_WAIT']._serialized_end=943
-  _globals['_BRANCHREQUEST']._serialized_start=100
-  _globals['_BRANCHREQUEST']._serialized_end=190
-  _globals['_EXECUTEREQUEST']._serialized_start=193
-  _globals['_EXECUTEREQUEST']._serialized_end=464
-  _globals['_EXECUTEREQUEST_METADATAENTRY']._serialized_start=417
-  _globals['_EXECUTEREQUEST_METADATAENTRY']._serialized_end=464
-  _globals['_EXECUTERESPONSE']._serialized_start=466
-  _globals['_EXECUTERESPONSE']._serialized_end=529
-  _globals['_GETREQUEST']._serialized_start=531
-  _globals['_GETREQUEST']._serialized_end=591
-  _globals['_GETRESPONSE']._serialized_start=593
-  _globals['_GETRESPONSE']._serialized_end=652
-  _globals['_LOOKUPREQUEST']._serialized_start=654
-  _globals['_LOOKUPREQUEST']._serialized_end=683
-  _globals['_TRANSACTIONPROGRESS']._serialized_start=685
-  _globals['_TRANSACTIONPROGRESS']._serialized_end=764
-  _globals['_LOOKUPRESPONSE']._serialized_start=766
-  _globals['_LOOKUPRESPONSE']._serialized_end=876
-  _globals['_COORDINATORSERVICE']._serialized_start=946
-  _globals['_COORDINATORSERVICE']._serialized_end=1155
+  _globals['_BEGINREQUEST_METADATAENTRY']._loaded_options = None
+  _globals['_BEGINREQUEST_METADATAENTRY']._serialized_options = b'8\001'
+  _globals['_WAIT']._serialized_start=2529
+  _globals['_WAIT']._serialized_end=2613
+  _globals['_BRANCHREQUEST']._serialized_start=133
+  _globals['_BRANCHREQUEST']._serialized_end=223
+  _globals['_EXECUTEREQUEST']._serialized_start=226
+  _globals['_EXECUTEREQUEST']._serialized_end=514
+  _globals['_EXECUTEREQUEST_METADATAENTRY']._serialized_start=467
+  _globals['_EXECUTEREQUEST_METADATAENTRY']._serialized_end=514
+  _globals['_EXECUTERESPONSE']._serialized_start=516
+  _globals['_EXECUTERESPONSE']._serialized_end=579
+  _globals['_BEGINREQUEST']._serialized_start=582
+  _globals['_BEGINREQUEST']._serialized_end=772
+  _globals['_BEGINREQUEST_METADATAENTRY']._serialized_start=467
+  _globals['_BEGINREQUEST_METADATAENTRY']._serialized_end=514
+  _globals['_BEGINRESPONSE']._serialized_start=774
+  _globals['_BEGINRESPONSE']._serialized_end=835
+  _globals['_COORDINATORSERVICETRYREQUEST']._serialized_start=837
+  _globals['_COORDINATORSERVICETRYREQUEST']._serialized_end=943
+  _globals['_COORDINATORSERVICETRYRESPONSE']._serialized_start=946
+  _globals['_COORDINATORSERVICETRYRESPONSE']._serialized_end=1081
+  _globals['_COORDINATORSERVICECONFIRMREQUEST']._serialized_start=1083
+  _globals['_COORDINATORSERVICECONFIRMREQUEST']._serialized_end=1188
+  _globals['_COORDINATORSERVICECONFIRMRESPONSE']._serialized_start=1190
+  _globals['_COORDINATORSERVICECONFIRMRESPONSE']._serialized_end=1271
+  _globals['_COORDINATORSERVICECANCELREQUEST']._serialized_start=1273
+  _globals['_COORDINATORSERVICECANCELREQUEST']._serialized_end=1367
+  _globals['_COORDINATORSERVICECANCELRESPONSE']._serialized_start=1369
+  _globals['_COORDINATORSERVICECANCELRESPONSE']._serialized_end=1449
+  _globals['_RENEWREQUEST']._serialized_start=1451
+  _globals['_RENEWREQUEST']._serialized_end=1522
+  _globals['_RENEWRESPONSE']._serialized_start=1524
+  _globals['_RENEWRESPONSE']._serialized_end=1590
+  _globals['_ENLISTREQUEST']._serialized_start=1592
+  _globals['_ENLISTREQUEST']._serialized_end=1709
+  _globals['_ENLISTRESPONSE']._serialized_start=1711
+  _globals['_ENLISTRESPONSE']._serialized_end=1763
+  _globals['_REPORTREQUEST']._serialized_start=1766
+  _globals['_REPORTREQUEST']._serialized_end=1918
+  _globals['_TRIED']._serialized_start=1920
+  _globals['_TRIED']._serialized_end=1990
+  _globals['_REPORTRESPONSE']._serialized_start=1992
+  _globals['_REPORTRESPONSE']._serialized_end=2053
+  _globals['_WATCHREQUEST']._serialized_start=2055
+  _globals['_WATCHREQUEST']._serialized_end=2117
+  _globals['_WATCHRESPONSE']._serialized_start=2119
+  _globals['_WATCHRESPONSE']._serialized_end=2180
+  _globals['_GETREQUEST']._serialized_start=2182
+  _globals['_GETREQUEST']._serialized_end=2242
+  _globals['_GETRESPONSE']._serialized_start=2244
+  _globals['_GETRESPONSE']._serialized_end=2303
+  _globals['_LOOKUPREQUEST']._serialized_start=2305
+  _globals['_LOOKUPREQUEST']._serialized_end=2334
+  _globals['_TRANSACTIONPROGRESS']._serialized_start=2336
+  _globals['_TRANSACTIONPROGRESS']._serialized_end=2415
+  _globals['_LOOKUPRESPONSE']._serialized_start=2417
+  _globals['_LOOKUPRESPONSE']._serialized_end=2527
+  _globals['_COORDINATORSERVICE']._serialized_start=2616
+  _globals['_COORDINATORSERVICE']._serialized_end=3440
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tricord.v1 import types_pb2 as _types_pb2
@@ -33,6 +34,8 @@ class _WaitEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Wait.ValueType],
     """Until CONFIRMING or CANCELLING is durable."""
     WAIT_FINISHED: _Wait.ValueType  # 2
     """Until every branch has been confirmed or cancelled."""
+    WAIT_ACCEPTED: _Wait.ValueType  # 3
+    """Not at all: until the request itself is durable."""
 
 class Wait(_Wait, metaclass=_WaitEnumTypeWrapper):
     """What the caller waits for. If its call's deadline comes first, it is answered with the state of that moment."""
@@ -43,6 +46,8 @@ WAIT_DECIDED: Wait.ValueType  # 1
 """Until CONFIRMING or CANCELLING is durable."""
 WAIT_FINISHED: Wait.ValueType  # 2
 """Until every branch has been confirmed or cancelled."""
+WAIT_ACCEPTED: Wait.ValueType  # 3
+"""Not at all: until the request itself is durable."""
 Global___Wait: _TypeAlias = Wait  # noqa: Y015
 
 @_typing.final
@@ -100,9 +105,12 @@ class ExecuteRequest(_message.Message):
     BRANCHES_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    ORDERED_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """1 to 255 characters. Empty: the transaction has no key and cannot be asked for again by one."""
     wait: Global___Wait.ValueType
+    ordered: _builtins.bool
+    """Try the branches one after another, in their order: each only when the one before it is tried. Cheap checks first."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """More than 0, at most 24 h; absent: the coordinator's default. Undecided after that, it is cancelled."""
@@ -124,10 +132,11 @@ class ExecuteRequest(_message.Message):
         branches: _abc.Iterable[Global___BranchRequest] | None = ...,
         wait: Global___Wait.ValueType = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        ordered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "idempotency_key", b"idempotency_key", "metadata", b"metadata", "timeout", b"timeout", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "idempotency_key", b"idempotency_key", "metadata", b"metadata", "ordered", b"ordered", "timeout", b"timeout", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -152,6 +161,461 @@ class ExecuteResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExecuteResponse: _TypeAlias = ExecuteResponse  # noqa: Y015
+
+@_typing.final
+class BeginRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    idempotency_key: _builtins.str
+    """As in ExecuteRequest."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """As in ExecuteRequest."""
+
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """As in ExecuteRequest."""
+
+    def __init__(
+        self,
+        *,
+        idempotency_key: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "metadata", b"metadata", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginRequest: _TypeAlias = BeginRequest  # noqa: Y015
+
+@_typing.final
+class BeginResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def transaction(self) -> _types_pb2.Transaction: ...
+    def __init__(
+        self,
+        *,
+        transaction: _types_pb2.Transaction | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginResponse: _TypeAlias = BeginResponse  # noqa: Y015
+
+@_typing.final
+class CoordinatorServiceTryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    XID_FIELD_NUMBER: _builtins.int
+    BRANCH_KEY_FIELD_NUMBER: _builtins.int
+    BRANCH_FIELD_NUMBER: _builtins.int
+    xid: _builtins.str
+    branch_key: _builtins.str
+    """1 to 255 characters, unique in the transaction."""
+    @_builtins.property
+    def branch(self) -> Global___BranchRequest: ...
+    def __init__(
+        self,
+        *,
+        xid: _builtins.str = ...,
+        branch_key: _builtins.str = ...,
+        branch: Global___BranchRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "branch_key", b"branch_key", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoordinatorServiceTryRequest: _TypeAlias = CoordinatorServiceTryRequest  # noqa: Y015
+
+@_typing.final
+class CoordinatorServiceTryResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BRANCH_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    CANCEL_REASON_FIELD_NUMBER: _builtins.int
+    state: _types_pb2.TransactionState.ValueType
+    """Of the transaction."""
+    cancel_reason: _builtins.str
+    """Why the transaction was cancelled, if it was."""
+    @_builtins.property
+    def branch(self) -> _types_pb2.Branch:
+        """PENDING if the caller's deadline came before the answer: ask again with the same branch_key."""
+
+    def __init__(
+        self,
+        *,
+        branch: _types_pb2.Branch | None = ...,
+        state: _types_pb2.TransactionState.ValueType = ...,
+        cancel_reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "cancel_reason", b"cancel_reason", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoordinatorServiceTryResponse: _TypeAlias = CoordinatorServiceTryResponse  # noqa: Y015
+
+@_typing.final
+class CoordinatorServiceConfirmRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    XID_FIELD_NUMBER: _builtins.int
+    TRIED_BRANCH_IDS_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
+    xid: _builtins.str
+    wait: Global___Wait.ValueType
+    @_builtins.property
+    def tried_branch_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The branches that the initiator saw tried. Branches that were enlisted below one of these count as named if its
+        participant has named them.
+        """
+
+    def __init__(
+        self,
+        *,
+        xid: _builtins.str = ...,
+        tried_branch_ids: _abc.Iterable[_builtins.int] | None = ...,
+        wait: Global___Wait.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tried_branch_ids", b"tried_branch_ids", "wait", b"wait", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoordinatorServiceConfirmRequest: _TypeAlias = CoordinatorServiceConfirmRequest  # noqa: Y015
+
+@_typing.final
+class CoordinatorServiceConfirmResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def transaction(self) -> _types_pb2.Transaction: ...
+    def __init__(
+        self,
+        *,
+        transaction: _types_pb2.Transaction | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoordinatorServiceConfirmResponse: _TypeAlias = CoordinatorServiceConfirmResponse  # noqa: Y015
+
+@_typing.final
+class CoordinatorServiceCancelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    XID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
+    xid: _builtins.str
+    reason: _builtins.str
+    """For people; at most 256 printable characters."""
+    wait: Global___Wait.ValueType
+    def __init__(
+        self,
+        *,
+        xid: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        wait: Global___Wait.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "wait", b"wait", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoordinatorServiceCancelRequest: _TypeAlias = CoordinatorServiceCancelRequest  # noqa: Y015
+
+@_typing.final
+class CoordinatorServiceCancelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def transaction(self) -> _types_pb2.Transaction: ...
+    def __init__(
+        self,
+        *,
+        transaction: _types_pb2.Transaction | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoordinatorServiceCancelResponse: _TypeAlias = CoordinatorServiceCancelResponse  # noqa: Y015
+
+@_typing.final
+class RenewRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    XID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    xid: _builtins.str
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """From now; more than 0. No transaction stays undecided for longer than 24 h after its beginning."""
+
+    def __init__(
+        self,
+        *,
+        xid: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewRequest: _TypeAlias = RenewRequest  # noqa: Y015
+
+@_typing.final
+class RenewResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEADLINE_TIME_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def deadline_time(self) -> _timestamp_pb2.Timestamp:
+        """When the transaction is cancelled if it is still undecided."""
+
+    def __init__(
+        self,
+        *,
+        deadline_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewResponse: _TypeAlias = RenewResponse  # noqa: Y015
+
+@_typing.final
+class EnlistRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    XID_FIELD_NUMBER: _builtins.int
+    BRANCH_KEY_FIELD_NUMBER: _builtins.int
+    BRANCH_FIELD_NUMBER: _builtins.int
+    PARENT_BRANCH_ID_FIELD_NUMBER: _builtins.int
+    xid: _builtins.str
+    branch_key: _builtins.str
+    """1 to 255 characters, unique in the transaction: made by the caller's side, so that a request sent again keeps it."""
+    parent_branch_id: _builtins.int
+    """The branch in whose Try the call was made; 0: the initiator made it."""
+    @_builtins.property
+    def branch(self) -> Global___BranchRequest: ...
+    def __init__(
+        self,
+        *,
+        xid: _builtins.str = ...,
+        branch_key: _builtins.str = ...,
+        branch: Global___BranchRequest | None = ...,
+        parent_branch_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "branch_key", b"branch_key", "parent_branch_id", b"parent_branch_id", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnlistRequest: _TypeAlias = EnlistRequest  # noqa: Y015
+
+@_typing.final
+class EnlistResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BRANCH_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def branch(self) -> _types_pb2.Branch:
+        """With its stored answer if it was reported before."""
+
+    def __init__(
+        self,
+        *,
+        branch: _types_pb2.Branch | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnlistResponse: _TypeAlias = EnlistResponse  # noqa: Y015
+
+@_typing.final
+class ReportRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    XID_FIELD_NUMBER: _builtins.int
+    BRANCH_ID_FIELD_NUMBER: _builtins.int
+    TRIED_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    FENCE_ID_FIELD_NUMBER: _builtins.int
+    xid: _builtins.str
+    branch_id: _builtins.int
+    fence_id: _builtins.str
+    """Identifies the database that holds the fence rows of the branch's action."""
+    @_builtins.property
+    def tried(self) -> Global___Tried: ...
+    @_builtins.property
+    def refusal(self) -> _types_pb2.Refusal: ...
+    def __init__(
+        self,
+        *,
+        xid: _builtins.str = ...,
+        branch_id: _builtins.int = ...,
+        tried: Global___Tried | None = ...,
+        refusal: _types_pb2.Refusal | None = ...,
+        fence_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "refusal", b"refusal", "tried", b"tried"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch_id", b"branch_id", "fence_id", b"fence_id", "outcome", b"outcome", "refusal", b"refusal", "tried", b"tried", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["tried", "refusal"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
+
+@_typing.final
+class Tried(_message.Message):
+    """A Try that was done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: _builtins.int
+    TRIED_BRANCH_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def result(self) -> _types_pb2.Payload:
+        """What it returned."""
+
+    @_builtins.property
+    def tried_branch_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The branches enlisted below this one that it saw tried."""
+
+    def __init__(
+        self,
+        *,
+        result: _types_pb2.Payload | None = ...,
+        tried_branch_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["result", b"result", "tried_branch_ids", b"tried_branch_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tried: _TypeAlias = Tried  # noqa: Y015
+
+@_typing.final
+class ReportResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    state: _types_pb2.TransactionState.ValueType
+    """Of the transaction, after the report."""
+    def __init__(
+        self,
+        *,
+        state: _types_pb2.TransactionState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportResponse: _TypeAlias = ReportResponse  # noqa: Y015
+
+@_typing.final
+class WatchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    XID_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    xid: _builtins.str
+    idempotency_key: _builtins.str
+    def __init__(
+        self,
+        *,
+        xid: _builtins.str = ...,
+        idempotency_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "idempotency_key", b"idempotency_key", "xid", b"xid"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "idempotency_key", b"idempotency_key", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_by: _TypeAlias = _typing.Literal["xid", "idempotency_key"]  # noqa: Y015
+    _WhichOneofArgType_by: _TypeAlias = _typing.Literal["by", b"by"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_by) -> _WhichOneofReturnType_by | None: ...
+
+Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
+
+@_typing.final
+class WatchResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def transaction(self) -> _types_pb2.Transaction: ...
+    def __init__(
+        self,
+        *,
+        transaction: _types_pb2.Transaction | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
 
 @_typing.final
 class GetRequest(_message.Message):

@@ -39,10 +39,50 @@ class CoordinatorServiceStub(object):
                 request_serializer=tricord_dot_v1_dot_coordinator__pb2.ExecuteRequest.SerializeToString,
                 response_deserializer=tricord_dot_v1_dot_coordinator__pb2.ExecuteResponse.FromString,
                 _registered_method=True)
+        self.Begin = channel.unary_unary(
+                '/tricord.v1.CoordinatorService/Begin',
+                request_serializer=tricord_dot_v1_dot_coordinator__pb2.BeginRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_coordinator__pb2.BeginResponse.FromString,
+                _registered_method=True)
+        self.Try = channel.unary_unary(
+                '/tricord.v1.CoordinatorService/Try',
+                request_serializer=tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceTryRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceTryResponse.FromString,
+                _registered_method=True)
+        self.Confirm = channel.unary_unary(
+                '/tricord.v1.CoordinatorService/Confirm',
+                request_serializer=tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceConfirmRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceConfirmResponse.FromString,
+                _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/tricord.v1.CoordinatorService/Cancel',
+                request_serializer=tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceCancelRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceCancelResponse.FromString,
+                _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/tricord.v1.CoordinatorService/Renew',
+                request_serializer=tricord_dot_v1_dot_coordinator__pb2.RenewRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_coordinator__pb2.RenewResponse.FromString,
+                _registered_method=True)
+        self.Enlist = channel.unary_unary(
+                '/tricord.v1.CoordinatorService/Enlist',
+                request_serializer=tricord_dot_v1_dot_coordinator__pb2.EnlistRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_coordinator__pb2.EnlistResponse.FromString,
+                _registered_method=True)
+        self.Report = channel.unary_unary(
+                '/tricord.v1.CoordinatorService/Report',
+                request_serializer=tricord_dot_v1_dot_coordinator__pb2.ReportRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_coordinator__pb2.ReportResponse.FromString,
+                _registered_method=True)
         self.Get = channel.unary_unary(
                 '/tricord.v1.CoordinatorService/Get',
                 request_serializer=tricord_dot_v1_dot_coordinator__pb2.GetRequest.SerializeToString,
                 response_deserializer=tricord_dot_v1_dot_coordinator__pb2.GetResponse.FromString,
+                _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/tricord.v1.CoordinatorService/Watch',
+                request_serializer=tricord_dot_v1_dot_coordinator__pb2.WatchRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_coordinator__pb2.WatchResponse.FromString,
                 _registered_method=True)
         self.LookUp = channel.unary_unary(
                 '/tricord.v1.CoordinatorService/LookUp',
@@ -63,8 +103,72 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Begin(self, request, context):
+        """Begins an interactive transaction: it has no branches yet, and stays open until Confirm, Cancel, a refusal or its
+        deadline. Repeating it with the same idempotency_key finds the same transaction.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Try(self, request, context):
+        """Adds a branch to an open transaction, durably, then calls its participant, and answers with what became of it.
+        Repeating it with the same branch_key and the same branch is the same branch and gives its stored answer, in
+        whatever state the transaction is. FAILED_PRECONDITION: the transaction takes no more branches, or the branch_key
+        belongs to another branch; nothing was stored then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Confirm(self, request, context):
+        """Seals an interactive transaction and decides to confirm it. FAILED_PRECONDITION, and nothing changed: it was
+        decided otherwise, it has no branches, a branch is not tried, or one that is registered was not named.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Decides to cancel a transaction that is undecided. Cancelling what is cancelled already succeeds;
+        FAILED_PRECONDITION with the state if it was decided to be confirmed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Renew(self, request, context):
+        """Moves the deadline of an undecided transaction.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Enlist(self, request, context):
+        """A participant that was called directly registers its own branch, before its Try. Unless it is answered OK, the
+        participant must not run that Try. Repeating it with the same branch_key and branch is the same branch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Report(self, request, context):
+        """Tells what became of an enlisted branch's Try, after its COMMIT. Until then the branch bars the confirm.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Get(self, request, context):
         """Reads one transaction by xid or by idempotency key. NOT_FOUND for a key means "not yet known".
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request, context):
+        """Sends the transaction as it stands, then again after every change that is durable, and ends when it is finished.
+        Changes that follow each other closely may be sent as one. A stream that broke is opened again: nothing is lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,10 +191,50 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     request_deserializer=tricord_dot_v1_dot_coordinator__pb2.ExecuteRequest.FromString,
                     response_serializer=tricord_dot_v1_dot_coordinator__pb2.ExecuteResponse.SerializeToString,
             ),
+            'Begin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Begin,
+                    request_deserializer=tricord_dot_v1_dot_coordinator__pb2.BeginRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_coordinator__pb2.BeginResponse.SerializeToString,
+            ),
+            'Try': grpc.unary_unary_rpc_method_handler(
+                    servicer.Try,
+                    request_deserializer=tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceTryRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceTryResponse.SerializeToString,
+            ),
+            'Confirm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Confirm,
+                    request_deserializer=tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceConfirmRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceConfirmResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceCancelRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceCancelResponse.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=tricord_dot_v1_dot_coordinator__pb2.RenewRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_coordinator__pb2.RenewResponse.SerializeToString,
+            ),
+            'Enlist': grpc.unary_unary_rpc_method_handler(
+                    servicer.Enlist,
+                    request_deserializer=tricord_dot_v1_dot_coordinator__pb2.EnlistRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_coordinator__pb2.EnlistResponse.SerializeToString,
+            ),
+            'Report': grpc.unary_unary_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=tricord_dot_v1_dot_coordinator__pb2.ReportRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_coordinator__pb2.ReportResponse.SerializeToString,
+            ),
             'Get': grpc.unary_unary_rpc_method_handler(
                     servicer.Get,
                     request_deserializer=tricord_dot_v1_dot_coordinator__pb2.GetRequest.FromString,
                     response_serializer=tricord_dot_v1_dot_coordinator__pb2.GetResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=tricord_dot_v1_dot_coordinator__pb2.WatchRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_coordinator__pb2.WatchResponse.SerializeToString,
             ),
             'LookUp': grpc.unary_unary_rpc_method_handler(
                     servicer.LookUp,
@@ -136,6 +280,195 @@ class CoordinatorService(object):
             _registered_method=True)
 
     @staticmethod
+    def Begin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.CoordinatorService/Begin',
+            tricord_dot_v1_dot_coordinator__pb2.BeginRequest.SerializeToString,
+            tricord_dot_v1_dot_coordinator__pb2.BeginResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Try(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.CoordinatorService/Try',
+            tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceTryRequest.SerializeToString,
+            tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceTryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Confirm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.CoordinatorService/Confirm',
+            tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceConfirmRequest.SerializeToString,
+            tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceConfirmResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.CoordinatorService/Cancel',
+            tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceCancelRequest.SerializeToString,
+            tricord_dot_v1_dot_coordinator__pb2.CoordinatorServiceCancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.CoordinatorService/Renew',
+            tricord_dot_v1_dot_coordinator__pb2.RenewRequest.SerializeToString,
+            tricord_dot_v1_dot_coordinator__pb2.RenewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Enlist(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.CoordinatorService/Enlist',
+            tricord_dot_v1_dot_coordinator__pb2.EnlistRequest.SerializeToString,
+            tricord_dot_v1_dot_coordinator__pb2.EnlistResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Report(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.CoordinatorService/Report',
+            tricord_dot_v1_dot_coordinator__pb2.ReportRequest.SerializeToString,
+            tricord_dot_v1_dot_coordinator__pb2.ReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Get(request,
             target,
             options=(),
@@ -152,6 +485,33 @@ class CoordinatorService(object):
             '/tricord.v1.CoordinatorService/Get',
             tricord_dot_v1_dot_coordinator__pb2.GetRequest.SerializeToString,
             tricord_dot_v1_dot_coordinator__pb2.GetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tricord.v1.CoordinatorService/Watch',
+            tricord_dot_v1_dot_coordinator__pb2.WatchRequest.SerializeToString,
+            tricord_dot_v1_dot_coordinator__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

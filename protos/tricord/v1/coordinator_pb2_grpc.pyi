@@ -36,8 +36,38 @@ class CoordinatorServiceStub:
     Repeating it with the same idempotency_key and the same branches gives the same transaction and answer.
     Losing the connection cancels nothing: ask again with the same key.
     """
+    Begin: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.BeginRequest, _coordinator_pb2.BeginResponse]
+    """Begins an interactive transaction: it has no branches yet, and stays open until Confirm, Cancel, a refusal or its
+    deadline. Repeating it with the same idempotency_key finds the same transaction.
+    """
+    Try: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CoordinatorServiceTryRequest, _coordinator_pb2.CoordinatorServiceTryResponse]
+    """Adds a branch to an open transaction, durably, then calls its participant, and answers with what became of it.
+    Repeating it with the same branch_key and the same branch is the same branch and gives its stored answer, in
+    whatever state the transaction is. FAILED_PRECONDITION: the transaction takes no more branches, or the branch_key
+    belongs to another branch; nothing was stored then.
+    """
+    Confirm: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CoordinatorServiceConfirmRequest, _coordinator_pb2.CoordinatorServiceConfirmResponse]
+    """Seals an interactive transaction and decides to confirm it. FAILED_PRECONDITION, and nothing changed: it was
+    decided otherwise, it has no branches, a branch is not tried, or one that is registered was not named.
+    """
+    Cancel: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CoordinatorServiceCancelRequest, _coordinator_pb2.CoordinatorServiceCancelResponse]
+    """Decides to cancel a transaction that is undecided. Cancelling what is cancelled already succeeds;
+    FAILED_PRECONDITION with the state if it was decided to be confirmed.
+    """
+    Renew: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.RenewRequest, _coordinator_pb2.RenewResponse]
+    """Moves the deadline of an undecided transaction."""
+    Enlist: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.EnlistRequest, _coordinator_pb2.EnlistResponse]
+    """A participant that was called directly registers its own branch, before its Try. Unless it is answered OK, the
+    participant must not run that Try. Repeating it with the same branch_key and branch is the same branch.
+    """
+    Report: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ReportRequest, _coordinator_pb2.ReportResponse]
+    """Tells what became of an enlisted branch's Try, after its COMMIT. Until then the branch bars the confirm."""
     Get: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetRequest, _coordinator_pb2.GetResponse]
     """Reads one transaction by xid or by idempotency key. NOT_FOUND for a key means "not yet known"."""
+    Watch: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchRequest, _coordinator_pb2.WatchResponse]
+    """Sends the transaction as it stands, then again after every change that is durable, and ends when it is finished.
+    Changes that follow each other closely may be sent as one. A stream that broke is opened again: nothing is lost.
+    """
     LookUp: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.LookUpRequest, _coordinator_pb2.LookUpResponse]
     """Tells how far many transactions have come, for participants that settle or purge what they have stored. Only what
     is durable is told, and a transaction is in the answer only if there is a record of it. Absence says that this
@@ -52,8 +82,38 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     Repeating it with the same idempotency_key and the same branches gives the same transaction and answer.
     Losing the connection cancels nothing: ask again with the same key.
     """
+    Begin: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.BeginRequest, _coordinator_pb2.BeginResponse]  # type: ignore[assignment]
+    """Begins an interactive transaction: it has no branches yet, and stays open until Confirm, Cancel, a refusal or its
+    deadline. Repeating it with the same idempotency_key finds the same transaction.
+    """
+    Try: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CoordinatorServiceTryRequest, _coordinator_pb2.CoordinatorServiceTryResponse]  # type: ignore[assignment]
+    """Adds a branch to an open transaction, durably, then calls its participant, and answers with what became of it.
+    Repeating it with the same branch_key and the same branch is the same branch and gives its stored answer, in
+    whatever state the transaction is. FAILED_PRECONDITION: the transaction takes no more branches, or the branch_key
+    belongs to another branch; nothing was stored then.
+    """
+    Confirm: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CoordinatorServiceConfirmRequest, _coordinator_pb2.CoordinatorServiceConfirmResponse]  # type: ignore[assignment]
+    """Seals an interactive transaction and decides to confirm it. FAILED_PRECONDITION, and nothing changed: it was
+    decided otherwise, it has no branches, a branch is not tried, or one that is registered was not named.
+    """
+    Cancel: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CoordinatorServiceCancelRequest, _coordinator_pb2.CoordinatorServiceCancelResponse]  # type: ignore[assignment]
+    """Decides to cancel a transaction that is undecided. Cancelling what is cancelled already succeeds;
+    FAILED_PRECONDITION with the state if it was decided to be confirmed.
+    """
+    Renew: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RenewRequest, _coordinator_pb2.RenewResponse]  # type: ignore[assignment]
+    """Moves the deadline of an undecided transaction."""
+    Enlist: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.EnlistRequest, _coordinator_pb2.EnlistResponse]  # type: ignore[assignment]
+    """A participant that was called directly registers its own branch, before its Try. Unless it is answered OK, the
+    participant must not run that Try. Repeating it with the same branch_key and branch is the same branch.
+    """
+    Report: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ReportRequest, _coordinator_pb2.ReportResponse]  # type: ignore[assignment]
+    """Tells what became of an enlisted branch's Try, after its COMMIT. Until then the branch bars the confirm."""
     Get: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetRequest, _coordinator_pb2.GetResponse]  # type: ignore[assignment]
     """Reads one transaction by xid or by idempotency key. NOT_FOUND for a key means "not yet known"."""
+    Watch: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchRequest, _coordinator_pb2.WatchResponse]  # type: ignore[assignment]
+    """Sends the transaction as it stands, then again after every change that is durable, and ends when it is finished.
+    Changes that follow each other closely may be sent as one. A stream that broke is opened again: nothing is lost.
+    """
     LookUp: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.LookUpRequest, _coordinator_pb2.LookUpResponse]  # type: ignore[assignment]
     """Tells how far many transactions have come, for participants that settle or purge what they have stored. Only what
     is durable is told, and a transaction is in the answer only if there is a record of it. Absence says that this
@@ -73,12 +133,90 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def Begin(
+        self,
+        request: _coordinator_pb2.BeginRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.BeginResponse, _abc.Awaitable[_coordinator_pb2.BeginResponse]]:
+        """Begins an interactive transaction: it has no branches yet, and stays open until Confirm, Cancel, a refusal or its
+        deadline. Repeating it with the same idempotency_key finds the same transaction.
+        """
+
+    @_abc_1.abstractmethod
+    def Try(
+        self,
+        request: _coordinator_pb2.CoordinatorServiceTryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.CoordinatorServiceTryResponse, _abc.Awaitable[_coordinator_pb2.CoordinatorServiceTryResponse]]:
+        """Adds a branch to an open transaction, durably, then calls its participant, and answers with what became of it.
+        Repeating it with the same branch_key and the same branch is the same branch and gives its stored answer, in
+        whatever state the transaction is. FAILED_PRECONDITION: the transaction takes no more branches, or the branch_key
+        belongs to another branch; nothing was stored then.
+        """
+
+    @_abc_1.abstractmethod
+    def Confirm(
+        self,
+        request: _coordinator_pb2.CoordinatorServiceConfirmRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.CoordinatorServiceConfirmResponse, _abc.Awaitable[_coordinator_pb2.CoordinatorServiceConfirmResponse]]:
+        """Seals an interactive transaction and decides to confirm it. FAILED_PRECONDITION, and nothing changed: it was
+        decided otherwise, it has no branches, a branch is not tried, or one that is registered was not named.
+        """
+
+    @_abc_1.abstractmethod
+    def Cancel(
+        self,
+        request: _coordinator_pb2.CoordinatorServiceCancelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.CoordinatorServiceCancelResponse, _abc.Awaitable[_coordinator_pb2.CoordinatorServiceCancelResponse]]:
+        """Decides to cancel a transaction that is undecided. Cancelling what is cancelled already succeeds;
+        FAILED_PRECONDITION with the state if it was decided to be confirmed.
+        """
+
+    @_abc_1.abstractmethod
+    def Renew(
+        self,
+        request: _coordinator_pb2.RenewRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.RenewResponse, _abc.Awaitable[_coordinator_pb2.RenewResponse]]:
+        """Moves the deadline of an undecided transaction."""
+
+    @_abc_1.abstractmethod
+    def Enlist(
+        self,
+        request: _coordinator_pb2.EnlistRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.EnlistResponse, _abc.Awaitable[_coordinator_pb2.EnlistResponse]]:
+        """A participant that was called directly registers its own branch, before its Try. Unless it is answered OK, the
+        participant must not run that Try. Repeating it with the same branch_key and branch is the same branch.
+        """
+
+    @_abc_1.abstractmethod
+    def Report(
+        self,
+        request: _coordinator_pb2.ReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.ReportResponse, _abc.Awaitable[_coordinator_pb2.ReportResponse]]:
+        """Tells what became of an enlisted branch's Try, after its COMMIT. Until then the branch bars the confirm."""
+
+    @_abc_1.abstractmethod
     def Get(
         self,
         request: _coordinator_pb2.GetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.GetResponse, _abc.Awaitable[_coordinator_pb2.GetResponse]]:
         """Reads one transaction by xid or by idempotency key. NOT_FOUND for a key means "not yet known"."""
+
+    @_abc_1.abstractmethod
+    def Watch(
+        self,
+        request: _coordinator_pb2.WatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.WatchResponse], _abc.AsyncIterator[_coordinator_pb2.WatchResponse]]:
+        """Sends the transaction as it stands, then again after every change that is durable, and ends when it is finished.
+        Changes that follow each other closely may be sent as one. A stream that broke is opened again: nothing is lost.
+        """
 
     @_abc_1.abstractmethod
     def LookUp(

@@ -159,6 +159,7 @@ class Reply(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     ATTENTION_FIELD_NUMBER: _builtins.int
     FENCE_ID_FIELD_NUMBER: _builtins.int
+    TRIED_BRANCH_IDS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     outcome: Global___Outcome.ValueType
     error: _builtins.str
@@ -175,6 +176,10 @@ class Reply(_message.Message):
     def refusal(self) -> _types_pb2.Refusal:
         """With REFUSED."""
 
+    @_builtins.property
+    def tried_branch_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With DONE in answer to Try: the branches enlisted below this one that it saw tried."""
+
     def __init__(
         self,
         *,
@@ -185,10 +190,11 @@ class Reply(_message.Message):
         error: _builtins.str = ...,
         attention: _builtins.bool = ...,
         fence_id: _builtins.str = ...,
+        tried_branch_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "call_id", b"call_id", "error", b"error", "fence_id", b"fence_id", "outcome", b"outcome", "refusal", b"refusal", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "call_id", b"call_id", "error", b"error", "fence_id", b"fence_id", "outcome", b"outcome", "refusal", b"refusal", "result", b"result", "tried_branch_ids", b"tried_branch_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,21 +22,26 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tricord/v1/registry.proto\x12\ntricord.v1\"4\n\x12\x41\x63tionRegistration\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x66\x65nce_id\x18\x02 \x01(\t\"\x8a\x01\n\x1aRegisterParticipantRequest\x12\x13\n\x0bparticipant\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12/\n\x07\x61\x63tions\x18\x03 \x03(\x0b\x32\x1e.tricord.v1.ActionRegistration\x12\x15\n\rreplace_fence\x18\x04 \x01(\x08\"\x1d\n\x1bRegisterParticipantResponse2y\n\x0fRegistryService\x12\x66\n\x13RegisterParticipant\x12&.tricord.v1.RegisterParticipantRequest\x1a\'.tricord.v1.RegisterParticipantResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tricord/v1/registry.proto\x12\ntricord.v1\x1a\x1egoogle/protobuf/duration.proto\"4\n\x12\x41\x63tionRegistration\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x66\x65nce_id\x18\x02 \x01(\t\"\x8a\x01\n\x1aRegisterParticipantRequest\x12\x13\n\x0bparticipant\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12/\n\x07\x61\x63tions\x18\x03 \x03(\x0b\x32\x1e.tricord.v1.ActionRegistration\x12\x15\n\rreplace_fence\x18\x04 \x01(\x08\"T\n\x1bRegisterParticipantResponse\x12\x35\n\x12heartbeat_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"B\n\x1aWithdrawParticipantRequest\x12\x13\n\x0bparticipant\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x1d\n\x1bWithdrawParticipantResponse2\xe1\x01\n\x0fRegistryService\x12\x66\n\x13RegisterParticipant\x12&.tricord.v1.RegisterParticipantRequest\x1a\'.tricord.v1.RegisterParticipantResponse\x12\x66\n\x13WithdrawParticipant\x12&.tricord.v1.WithdrawParticipantRequest\x1a\'.tricord.v1.WithdrawParticipantResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tricord.v1.registry_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ACTIONREGISTRATION']._serialized_start=41
-  _globals['_ACTIONREGISTRATION']._serialized_end=93
-  _globals['_REGISTERPARTICIPANTREQUEST']._serialized_start=96
-  _globals['_REGISTERPARTICIPANTREQUEST']._serialized_end=234
-  _globals['_REGISTERPARTICIPANTRESPONSE']._serialized_start=236
-  _globals['_REGISTERPARTICIPANTRESPONSE']._serialized_end=265
-  _globals['_REGISTRYSERVICE']._serialized_start=267
-  _globals['_REGISTRYSERVICE']._serialized_end=388
+  _globals['_ACTIONREGISTRATION']._serialized_start=73
+  _globals['_ACTIONREGISTRATION']._serialized_end=125
+  _globals['_REGISTERPARTICIPANTREQUEST']._serialized_start=128
+  _globals['_REGISTERPARTICIPANTREQUEST']._serialized_end=266
+  _globals['_REGISTERPARTICIPANTRESPONSE']._serialized_start=268
+  _globals['_REGISTERPARTICIPANTRESPONSE']._serialized_end=352
+  _globals['_WITHDRAWPARTICIPANTREQUEST']._serialized_start=354
+  _globals['_WITHDRAWPARTICIPANTREQUEST']._serialized_end=420
+  _globals['_WITHDRAWPARTICIPANTRESPONSE']._serialized_start=422
+  _globals['_WITHDRAWPARTICIPANTRESPONSE']._serialized_end=451
+  _globals['_REGISTRYSERVICE']._serialized_start=454
+  _globals['_REGISTRYSERVICE']._serialized_end=679
 # @@protoc_insertion_point(module_scope)

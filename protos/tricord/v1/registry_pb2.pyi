@@ -5,6 +5,7 @@ Where participants make themselves known."""
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
@@ -76,6 +77,50 @@ Global___RegisterParticipantRequest: _TypeAlias = RegisterParticipantRequest  # 
 class RegisterParticipantResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def heartbeat_interval(self) -> _duration_pb2.Duration:
+        """How often to repeat it, at least."""
+
+    def __init__(
+        self,
+        *,
+        heartbeat_interval: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterParticipantResponse: _TypeAlias = RegisterParticipantResponse  # noqa: Y015
+
+@_typing.final
+class WithdrawParticipantRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTICIPANT_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    participant: _builtins.str
+    address: _builtins.str
+    def __init__(
+        self,
+        *,
+        participant: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "participant", b"participant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WithdrawParticipantRequest: _TypeAlias = WithdrawParticipantRequest  # noqa: Y015
+
+@_typing.final
+class WithdrawParticipantResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
     def __init__(
         self,
     ) -> None: ...
@@ -85,4 +130,4 @@ class RegisterParticipantResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RegisterParticipantResponse: _TypeAlias = RegisterParticipantResponse  # noqa: Y015
+Global___WithdrawParticipantResponse: _TypeAlias = WithdrawParticipantResponse  # noqa: Y015

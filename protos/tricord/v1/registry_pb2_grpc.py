@@ -39,14 +39,28 @@ class RegistryServiceStub(object):
                 request_serializer=tricord_dot_v1_dot_registry__pb2.RegisterParticipantRequest.SerializeToString,
                 response_deserializer=tricord_dot_v1_dot_registry__pb2.RegisterParticipantResponse.FromString,
                 _registered_method=True)
+        self.WithdrawParticipant = channel.unary_unary(
+                '/tricord.v1.RegistryService/WithdrawParticipant',
+                request_serializer=tricord_dot_v1_dot_registry__pb2.WithdrawParticipantRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_registry__pb2.WithdrawParticipantResponse.FromString,
+                _registered_method=True)
 
 
 class RegistryServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def RegisterParticipant(self, request, context):
-        """Stores a participant's address and actions durably; repeating it is harmless, a new address replaces the old.
+        """Stores an instance's address and actions durably. A participant may have several instances, each at an address of
+        its own; repeating the registration is the instance's heartbeat, and one that is silent for long gets no calls any
+        more while another one is heard of.
         Refused unless the coordinator listens on loopback or was started with --allow-registration.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WithdrawParticipant(self, request, context):
+        """An instance stops: no more calls go to its address. Its participant, and what that can do, stay known.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -59,6 +73,11 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.RegisterParticipant,
                     request_deserializer=tricord_dot_v1_dot_registry__pb2.RegisterParticipantRequest.FromString,
                     response_serializer=tricord_dot_v1_dot_registry__pb2.RegisterParticipantResponse.SerializeToString,
+            ),
+            'WithdrawParticipant': grpc.unary_unary_rpc_method_handler(
+                    servicer.WithdrawParticipant,
+                    request_deserializer=tricord_dot_v1_dot_registry__pb2.WithdrawParticipantRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_registry__pb2.WithdrawParticipantResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +107,33 @@ class RegistryService(object):
             '/tricord.v1.RegistryService/RegisterParticipant',
             tricord_dot_v1_dot_registry__pb2.RegisterParticipantRequest.SerializeToString,
             tricord_dot_v1_dot_registry__pb2.RegisterParticipantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WithdrawParticipant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.RegistryService/WithdrawParticipant',
+            tricord_dot_v1_dot_registry__pb2.WithdrawParticipantRequest.SerializeToString,
+            tricord_dot_v1_dot_registry__pb2.WithdrawParticipantResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,17 +32,25 @@ class RegistryServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RegistryServiceAsyncStub: ...
     RegisterParticipant: _grpc.UnaryUnaryMultiCallable[_registry_pb2.RegisterParticipantRequest, _registry_pb2.RegisterParticipantResponse]
-    """Stores a participant's address and actions durably; repeating it is harmless, a new address replaces the old.
+    """Stores an instance's address and actions durably. A participant may have several instances, each at an address of
+    its own; repeating the registration is the instance's heartbeat, and one that is silent for long gets no calls any
+    more while another one is heard of.
     Refused unless the coordinator listens on loopback or was started with --allow-registration.
     """
+    WithdrawParticipant: _grpc.UnaryUnaryMultiCallable[_registry_pb2.WithdrawParticipantRequest, _registry_pb2.WithdrawParticipantResponse]
+    """An instance stops: no more calls go to its address. Its participant, and what that can do, stay known."""
 
 @_typing.type_check_only
 class RegistryServiceAsyncStub(RegistryServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterParticipant: _aio.UnaryUnaryMultiCallable[_registry_pb2.RegisterParticipantRequest, _registry_pb2.RegisterParticipantResponse]  # type: ignore[assignment]
-    """Stores a participant's address and actions durably; repeating it is harmless, a new address replaces the old.
+    """Stores an instance's address and actions durably. A participant may have several instances, each at an address of
+    its own; repeating the registration is the instance's heartbeat, and one that is silent for long gets no calls any
+    more while another one is heard of.
     Refused unless the coordinator listens on loopback or was started with --allow-registration.
     """
+    WithdrawParticipant: _aio.UnaryUnaryMultiCallable[_registry_pb2.WithdrawParticipantRequest, _registry_pb2.WithdrawParticipantResponse]  # type: ignore[assignment]
+    """An instance stops: no more calls go to its address. Its participant, and what that can do, stay known."""
 
 class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -51,8 +59,18 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _registry_pb2.RegisterParticipantRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_registry_pb2.RegisterParticipantResponse, _abc.Awaitable[_registry_pb2.RegisterParticipantResponse]]:
-        """Stores a participant's address and actions durably; repeating it is harmless, a new address replaces the old.
+        """Stores an instance's address and actions durably. A participant may have several instances, each at an address of
+        its own; repeating the registration is the instance's heartbeat, and one that is silent for long gets no calls any
+        more while another one is heard of.
         Refused unless the coordinator listens on loopback or was started with --allow-registration.
         """
+
+    @_abc_1.abstractmethod
+    def WithdrawParticipant(
+        self,
+        request: _registry_pb2.WithdrawParticipantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_registry_pb2.WithdrawParticipantResponse, _abc.Awaitable[_registry_pb2.WithdrawParticipantResponse]]:
+        """An instance stops: no more calls go to its address. Its participant, and what that can do, stay known."""
 
 def add_RegistryServiceServicer_to_server(servicer: RegistryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -160,6 +160,10 @@ class Branch(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     NEXT_ATTEMPT_TIME_FIELD_NUMBER: _builtins.int
+    BRANCH_KEY_FIELD_NUMBER: _builtins.int
+    ENLISTED_FIELD_NUMBER: _builtins.int
+    PARENT_BRANCH_ID_FIELD_NUMBER: _builtins.int
+    TRIED_BRANCH_IDS_FIELD_NUMBER: _builtins.int
     branch_id: _builtins.int
     """1, 2, ... in the transaction."""
     participant: _builtins.str
@@ -168,6 +172,12 @@ class Branch(_message.Message):
     attempts: _builtins.int
     """Calls of the present phase that were sent and not answered for certain."""
     last_error: _builtins.str
+    branch_key: _builtins.str
+    """Of a branch that was added to an open transaction, or enlisted."""
+    enlisted: _builtins.bool
+    """Its participant was called directly and reports by itself; the coordinator never calls its Try."""
+    parent_branch_id: _builtins.int
+    """The branch in whose Try an enlisted branch was called; 0: the initiator called it."""
     @_builtins.property
     def payload(self) -> Global___Payload: ...
     @_builtins.property
@@ -180,6 +190,10 @@ class Branch(_message.Message):
 
     @_builtins.property
     def next_attempt_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def tried_branch_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The branches enlisted below this one that its participant saw tried."""
+
     def __init__(
         self,
         *,
@@ -193,10 +207,14 @@ class Branch(_message.Message):
         attempts: _builtins.int = ...,
         last_error: _builtins.str = ...,
         next_attempt_time: _timestamp_pb2.Timestamp | None = ...,
+        branch_key: _builtins.str = ...,
+        enlisted: _builtins.bool = ...,
+        parent_branch_id: _builtins.int = ...,
+        tried_branch_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next_attempt_time", b"next_attempt_time", "payload", b"payload", "refusal", b"refusal", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attempts", b"attempts", "branch_id", b"branch_id", "last_error", b"last_error", "next_attempt_time", b"next_attempt_time", "participant", b"participant", "payload", b"payload", "refusal", b"refusal", "result", b"result", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attempts", b"attempts", "branch_id", b"branch_id", "branch_key", b"branch_key", "enlisted", b"enlisted", "last_error", b"last_error", "next_attempt_time", b"next_attempt_time", "parent_branch_id", b"parent_branch_id", "participant", b"participant", "payload", b"payload", "refusal", b"refusal", "result", b"result", "state", b"state", "tried_branch_ids", b"tried_branch_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -239,6 +257,9 @@ class Transaction(_message.Message):
     CANCEL_REASON_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    INTERACTIVE_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
+    ORDERED_FIELD_NUMBER: _builtins.int
     xid: _builtins.str
     idempotency_key: _builtins.str
     state: Global___TransactionState.ValueType
@@ -246,6 +267,12 @@ class Transaction(_message.Message):
     cancel_reason: _builtins.str
     """Why it was cancelled; empty otherwise."""
     version: _builtins.int
+    interactive: _builtins.bool
+    """Its initiator adds the branches one at a time, and confirms."""
+    sealed: _builtins.bool
+    """No branch can be added by the initiator any more."""
+    ordered: _builtins.bool
+    """The branches are tried one after another."""
     @_builtins.property
     def branches(self) -> _containers.RepeatedCompositeFieldContainer[Global___Branch]: ...
     @_builtins.property
@@ -282,10 +309,13 @@ class Transaction(_message.Message):
         cancel_reason: _builtins.str = ...,
         version: _builtins.int = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        interactive: _builtins.bool = ...,
+        sealed: _builtins.bool = ...,
+        ordered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "deadline_time", b"deadline_time", "decide_time", b"decide_time", "timeout", b"timeout", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "branches", b"branches", "cancel_reason", b"cancel_reason", "create_time", b"create_time", "deadline_time", b"deadline_time", "decide_time", b"decide_time", "idempotency_key", b"idempotency_key", "metadata", b"metadata", "state", b"state", "timeout", b"timeout", "update_time", b"update_time", "version", b"version", "xid", b"xid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "branches", b"branches", "cancel_reason", b"cancel_reason", "create_time", b"create_time", "deadline_time", b"deadline_time", "decide_time", b"decide_time", "idempotency_key", b"idempotency_key", "interactive", b"interactive", "metadata", b"metadata", "ordered", b"ordered", "sealed", b"sealed", "state", b"state", "timeout", b"timeout", "update_time", b"update_time", "version", b"version", "xid", b"xid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

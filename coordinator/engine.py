@@ -456,6 +456,9 @@ class Live:
             _wake(self._wake)
         return answer
 
+    def asked(self) -> bool:
+        return bool(self._orders)
+
     def answer(self, order: Order, tx: Transaction, denied: Denied | None) -> None:
         for n, (asked, answer) in enumerate(self._answers):
             if asked is order:  # the very same: equal orders have answers of their own

@@ -35,6 +35,9 @@ class Io(Protocol):
     async def arrivals(self, until_ms: int | None) -> tuple[Sequence[Reply], Sequence[Order]]:
         """At least one reply or order, or none when the time has come."""
 
+    def asked(self) -> bool:
+        """Whether an order waits that ``arrivals`` has not given yet."""
+
     def answer(self, order: Order, tx: Transaction, denied: Denied | None) -> None:
         """An order was carried out, durably, or was denied; ``tx`` is the row that stands."""
 
@@ -42,13 +45,13 @@ class Io(Protocol):
         """A random positive number of 63 bits."""
 
     async def read(self) -> Transaction:
-        """The row as it stands in the store: before an order is denied, since what is held may be old."""
+        """The row as it stands in the store: what is held may be too old to answer an order that changes nothing."""
 
     async def save(self, tx: Transaction) -> Transaction:
         """Write the transaction over the version before it, and return the row that stands when it is durable.
 
-        If another's row stands there, that one is returned instead: its ``save_id`` tells. A finished transaction
-        may be returned before its COMMIT: it promises nothing new.
+        If another's row stands there, that one is returned instead: its ``save_id`` tells. A transaction that was
+        decided before, and is finished by this, may be returned before its COMMIT: it promises nothing new.
         """
 
 
@@ -94,7 +97,7 @@ class _Drive:
             renewed = False
             if calls:
                 self._send(calls)
-            if not self._waiting and not self._replies and not self._parks(now_ms):
+            if not self._waiting and not self._replies and not self._io.asked() and not self._parks(now_ms):
                 await self._rest()
                 break
             await self._take(now_ms)
@@ -158,7 +161,7 @@ class _Drive:
             if orders:
                 after, verdicts = carry_out(after, orders, now_ms, policy)
             if after is before:
-                if fresh or not any(verdicts):
+                if fresh or not orders:
                     break
                 fresh = True
                 self._meet(before, await self._io.read())

@@ -196,9 +196,8 @@ def wake_at(tx: Transaction, now_ms: int, policy: Policy, *, calls_out: bool) ->
         enough_ms = now_ms + policy.longest_call_of(tx.spec) + policy.lease_margin_ms
         if tx.state is State.TRYING:
             enough_ms = min(enough_ms, tx.deadline_ms)
-        if tx.wake_ms is not None and tx.wake_ms >= enough_ms:
-            return tx.wake_ms
-        return _lease_end(tx, now_ms, policy)
+        end_ms = _lease_end(tx, now_ms, policy)
+        return tx.wake_ms if tx.wake_ms is not None and enough_ms <= tx.wake_ms <= end_ms else end_ms
     times = [step.next_ms for branch, step in enumerate(tx.steps) if called(tx, branch) is not None]
     if tx.state is State.TRYING:
         times.append(tx.deadline_ms)

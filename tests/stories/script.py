@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from coordinator.machine import begin
-from coordinator.model import BranchSpec, Outcome, Phase, Policy, Spec, State
+from coordinator.model import BranchSpec, Joined, Outcome, Phase, Policy, Reply, Spec, State
+from coordinator.orders import AddBranch, Cancel, Confirm, Order, Renew, Report
 
 from .world import Answer, World, row_text
 
@@ -73,11 +74,10 @@ def _policy(world: World, name: str, value: str) -> None:
     world.policy = world.policy._replace(**{name: int(value)})  # type: ignore[arg-type]  # its numbers
 
 
-def _begin(world: World, timeout: str, xid: str | None, branches: str) -> None:
+def _begin(world: World, ordered: str | None, timeout: str, xid: str | None, branches: str) -> None:
     names = [text.split(".") for text in branches.split()]
-    spec = Spec(
-        bytes.fromhex(xid or XID), b"", world.now_ms, _ms(timeout), tuple(BranchSpec(who, what) for who, what in names)
-    )
+    wanted = tuple(BranchSpec(who, what) for who, what in names)
+    spec = Spec(bytes.fromhex(xid or XID), b"", world.now_ms, _ms(timeout), wanted, ordered=ordered is not None)
     try:
         tx = begin(spec, world.now_ms, world.policy)
     except ValueError as error:
@@ -85,6 +85,41 @@ def _begin(world: World, timeout: str, xid: str | None, branches: str) -> None:
         return
     world.store.insert(tx._replace(save_id=1000))
     world.log("  ", f"begin {row_text(tx)}")
+
+
+def _begin_interactive(world: World, timeout: str) -> None:
+    spec = Spec(bytes.fromhex(XID), b"", world.now_ms, _ms(timeout), (), interactive=True)
+    tx = begin(spec, world.now_ms, world.policy)
+    world.store.insert(tx._replace(save_id=1000))
+    world.log("  ", f"begin {row_text(tx)}")
+
+
+def _asked(world: World, name: str, what: str) -> None:
+    for pattern, make in _ORDERS.items():
+        found = re.fullmatch(pattern, what)
+        if found:
+            world.coordinator(name).ask(make(*found.groups()))
+            return
+    raise ValueError(f"no such order: {what!r}")
+
+
+def _add(verb: str, who: str, what: str, key: str, parent: str | None) -> Order:
+    return AddBranch(BranchSpec(who, what), Joined(key, verb == "enlist", int(parent or 0)))
+
+
+def _report(branch: str, who: str, how: str, seen: str | None) -> Order:
+    outcome = {"tried": Outcome.DONE, "refused": Outcome.REFUSED}[how]
+    saw = tuple(map(int, (seen or "").split()))
+    return Report(Reply(int(branch) - 1, Phase.TRY, outcome, f"db-{who}", seen=saw))
+
+
+_ORDERS: dict[str, Callable[..., Order]] = {
+    r"(try|enlist) (\S+)\.(\S+) as (\S+)(?: below (\d))?": _add,
+    r"report (\d) (\S+) (tried|refused)(?: seeing ([\d ]+))?": _report,
+    r"confirm([\d ]*)": lambda ids: Confirm(frozenset(map(int, ids.split()))),
+    r"cancel ?(.*)": Cancel,
+    r"renew for (\w+)": lambda span: Renew(_ms(span)),
+}
 
 
 def _answers(world: World, branch: str, phase: str, who: str | None, answers: str) -> None:
@@ -102,6 +137,8 @@ def _answer(text: str) -> list[Answer]:
             answer = answer._replace(after_ms=_ms(words.pop(0)))
         elif word == "from":
             answer = answer._replace(fence_id=words.pop(0))
+        elif word == "saw":
+            answer = answer._replace(seen=(int(words.pop(0)),))
         elif re.fullmatch(r"x\d+", word):
             times = int(word[1:])
         elif answer.outcome is Outcome.DONE:
@@ -174,16 +211,18 @@ def _row(world: World) -> None:
 
 
 def _ms(text: str) -> int:
-    found = re.fullmatch(r"(\d+)(ms|s)", text)
+    found = re.fullmatch(r"(\d+)(ms|s|h)", text)
     if found is None:
         raise ValueError(f"not a time: {text!r}")
-    return int(found[1]) * (1000 if found[2] == "s" else 1)
+    return int(found[1]) * {"ms": 1, "s": 1_000, "h": 3_600_000}[found[2]]
 
 
 _C = r"(c\d)"
 COMMANDS: dict[str, Callable[..., None]] = {
     r"policy (\w+) (\d+)": _policy,
-    r"begin timeout (\w+)(?: xid (\w+))?((?: \S+\.\S+)*)": _begin,
+    r"begin( ordered)? timeout (\w+)(?: xid (\w+))?((?: \S+\.\S+)*)": _begin,
+    r"begin interactive timeout (\w+)": _begin_interactive,
+    r"(c\d) is asked to (.*)": _asked,  # what an initiator or a participant wants of the stored transaction
     r"branch (\d) (try|confirm|cancel)(?: for (c\d))?: (.*)": _answers,
     rf"{_C} drives": _drives,  # the row as it stands, claimed or not
     rf"{_C} claims": _claims,  # if its wake has come

@@ -35,6 +35,8 @@ class Answer(NamedTuple):
     text: str = ""
     attention: bool = False
     result: str | None = None
+    seen: tuple[int, ...] = ()
+    """The branch_ids that it saw tried."""
     lost: bool = False
     """The participant does it, but its reply never arrives."""
 
@@ -174,6 +176,9 @@ class Coordinator:
             self.running = drive(self.world.store.standing(), self, self.world.policy, owner=False)
         self.wake(self._life)
 
+    def asked(self) -> bool:
+        return bool(self._orders)
+
     def answer(self, order: Order, tx: Transaction, denied: Denied | None) -> None:
         self.log(f"answers {_order(order)}: {tx.state.name if denied is None else f'{denied.reason}: {denied}'}")
 
@@ -211,7 +216,7 @@ class Coordinator:
             if fate == "applied":
                 self.world.at(now_ms + SAVE_MS, write)
             self.world.at(now_ms + SETTLE_MS, write_and_answer, lambda: self.lives(life))
-        elif tx.state.finished:
+        elif tx.state.finished and self.world.store.standing().state is not State.TRYING:
             answers.append(tx)  # promises nothing new: it may be told before its COMMIT, which a crash may prevent
             crashes = self._crashes
             self.world.at(now_ms + SAVE_MS, write, lambda: crashes == self._crashes)
@@ -358,7 +363,8 @@ def _scripted(call: Call, answer: Answer, fence_id: str) -> Reply:
     if answer.outcome is Outcome.REFUSED:
         return reply._replace(refusal=Refusal("no", answer.text) if answer.text else None)
     if answer.outcome is Outcome.DONE:
-        return reply._replace(result=None if answer.result is None else Payload(answer.result.encode()))
+        result = None if answer.result is None else Payload(answer.result.encode())
+        return reply._replace(result=result, seen=answer.seen)
     return reply._replace(error=answer.text)
 
 

@@ -68,6 +68,9 @@ class Tape:
             reply = Reply(call.branch, call.phase, outcome, refusal=refusal)
             self._arriving.append((self.now + after_ms, len(self.sends), reply))
 
+    def asked(self) -> bool:
+        return False
+
     async def read(self) -> Transaction:
         raise AssertionError("nothing is denied")
 

@@ -298,7 +298,9 @@ def _answered(tx: Transaction, step: Step, reply: Reply, now_ms: int, policy: Po
         return step._replace(status=BranchStatus.REFUSED, error=error), Attention.VIOLATION
     attempts = step.attempts + 1
     if reply.outcome is Outcome.UNKNOWN:
-        wait_ms = max(reply.retry_ms, backoff_ms(tx.spec.xid, reply.branch, attempts, policy))
+        wait_ms = max(
+            min(reply.retry_ms, policy.backoff_cap_ms), backoff_ms(tx.spec.xid, reply.branch, attempts, policy)
+        )
         raised = Attention.VIOLATION if reply.attention else Attention.NONE
         if raised is Attention.NONE and attempts >= policy.attention_after:
             raised = Attention.RETRYING

@@ -229,7 +229,7 @@ class Reply(NamedTuple):
     attention: bool = False
     """With UNKNOWN: a person should look at once, more attempts would tell nothing new."""
     retry_ms: int = 0
-    """With UNKNOWN: not before so many ms is it worth asking again."""
+    """With UNKNOWN: not before so many ms is it worth asking again. The back-off's cap holds for it too."""
     seen: tuple[int, ...] = ()
     """With DONE in answer to Try: the branch_ids that its participant saw tried."""
 

@@ -21,8 +21,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; \
 	done)
 
-ROUNDS ?= 100
 STORE ?= all
+STORM_S ?= 270
 DATABASE ?= all
 ARGS ?=
 
@@ -101,11 +101,13 @@ $(PROTOS_STAMP): pyproject.toml | need-python
 	$(PROTOS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $(PROTOS_VENV)/requirements.txt 'setuptools<81'
 	@touch $@
 
-bench: $(STAMP) ## Run the benchmarks (ONLY=coordinator for one of them)
+bench: $(STAMP) ## Run the benchmarks (ONLY=coordinator for one of them, ARGS=--small where the full size takes minutes)
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
-chaos: $(STAMP) ## Kill processes under load, ROUNDS=100 times per store (STORE=all|sqlite|postgres)
+chaos: ROUNDS = 20
+chaos: $(STAMP) ## Kill processes under load, ROUNDS=20 times per store; then a storm of faults, STORM_S=270 s at the most
 	$(BIN)/python -m tests.chaos.kill --rounds $(ROUNDS) --store $(STORE) $(ARGS)
+	$(BIN)/python -m tests.chaos.storm --seconds $(STORM_S) $(ARGS)
 
 races: ROUNDS = 10000
 races: $(STAMP) ## Calls that meet in every order, with faults, ROUNDS=10000 per database (DATABASE=all|postgres|mariadb|sqlite)

@@ -7,10 +7,6 @@ its own. Answers given are counted against the CONFIRMED rows that the database 
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,15 +17,14 @@ import psycopg
 from coordinator.model import State
 from tests.postgres import PostgresServer
 
-from .processes import Process
+from .postgres import measured, pgbench_database, pgbench_tps
+from .processes import Process, start_coordinator, stopped_line
 from .report import Measure, progress
 
 CLIENTS = (1, 64)
 LOAD_S = 10.0
 WARM_UP_S = 2.0
 IDLE_S = 10.0
-PGBENCH = ["-N", "-c16", "-j2", "-T10", "-M", "simple"]
-PGBENCH_SCALE = 10
 
 
 class Load(NamedTuple):
@@ -48,19 +43,13 @@ class Load(NamedTuple):
 
 def run() -> list[Measure]:
     """Measure; the figures in the order in which they are shown."""
-    with ExitStack() as stack:
-        server = stack.enter_context(PostgresServer.from_environment())
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tricord-bench-")))
-        _print_settings(server)
-        bench_dsn = server.create_database()
-        stack.callback(server.drop_database, bench_dsn)
-        _pgbench(server, ["-i", "-q", "-s", str(PGBENCH_SCALE), bench_dsn])
+    with measured() as (server, folder), pgbench_database(server) as bench_dsn:
         progress("pgbench -N, before")
-        tps = [_pgbench_tps(server, bench_dsn)]
+        tps = [pgbench_tps(server, bench_dsn)]
         loads = {clients: _load(server, folder, clients) for clients in CLIENTS}
         idle_cpu_pct, idle_rss_mb = _idle(server, folder)
         progress("pgbench -N, after")
-        tps.append(_pgbench_tps(server, bench_dsn))
+        tps.append(pgbench_tps(server, bench_dsn))
     return _measures(max(tps), loads, idle_cpu_pct, idle_rss_mb)
 
 
@@ -91,7 +80,7 @@ def _load(server: PostgresServer, folder: Path, clients: int) -> Load:
     with ExitStack() as stack:
         dsn = server.create_database()
         stack.callback(server.drop_database, dsn)
-        coordinator, address = _start_coordinator(stack, folder, dsn)
+        coordinator, address = start_coordinator(stack, folder, dsn)
         for name in ("noop-1", "noop-2"):
             stack.enter_context(Process("benchmarks.noop_participant", [name, address], folder / f"{name}.log"))
         progress(f"unary Execute, {clients} client(s): {WARM_UP_S:.0f} s to warm up, {LOAD_S:.0f} s measured")
@@ -101,7 +90,7 @@ def _load(server: PostgresServer, folder: Path, clients: int) -> Load:
         cpu_s = coordinator.cpu_s() - before_s
         commits = _commits(dsn)
         coordinator.close()
-        stopped = _stopped_line(coordinator.log)
+        stopped = stopped_line(coordinator.log)
         _check_confirmed(dsn, stopped["begun"])
     return Load(
         int(seen["answers"]), seen["seconds"], seen["p50_ms"], seen["p99_ms"], cpu_s,
@@ -120,28 +109,14 @@ def _idle(server: PostgresServer, folder: Path) -> tuple[float, float]:
     with ExitStack() as stack:
         dsn = server.create_database()
         stack.callback(server.drop_database, dsn)
-        _start_coordinator(stack, folder, dsn)[0].close()  # makes the schema: an idle coordinator is a restarted one
-        coordinator, _ = _start_coordinator(stack, folder, dsn)
+        start_coordinator(stack, folder, dsn)[0].close()  # makes the schema: an idle coordinator is a restarted one
+        coordinator, _ = start_coordinator(stack, folder, dsn)
         progress(f"an idle coordinator, {IDLE_S:.0f} s")
         time.sleep(1)  # the start itself is not idle
         before_s, before = coordinator.cpu_s(), time.perf_counter()
         time.sleep(IDLE_S)
         share = (coordinator.cpu_s() - before_s) / (time.perf_counter() - before)
         return share * 100, coordinator.rss_mb()
-
-
-def _start_coordinator(stack: ExitStack, folder: Path, dsn: str) -> tuple[Process, str]:
-    arguments = ["serve", "--store", dsn, "--listen", "127.0.0.1:0", "--log-format", "json"]
-    coordinator = stack.enter_context(Process("coordinator", arguments, folder / "coordinator.log"))
-    return coordinator, coordinator.ready.split()[-1]
-
-
-def _stopped_line(log: Path) -> dict[str, int]:
-    for line in reversed(log.read_text().splitlines()):
-        event: dict[str, int] = json.loads(line)
-        if event.get("event") == "coordinator.stopped":  # type: ignore[comparison-overlap]
-            return event
-    raise RuntimeError(f"the coordinator did not say that it stopped: {log.read_text()[-2000:]}")
 
 
 def _check_confirmed(dsn: str, begun: int) -> None:
@@ -160,26 +135,3 @@ def _commits(dsn: str) -> int:
         ).fetchone()
     assert row is not None
     return int(row[0])
-
-
-def _print_settings(server: PostgresServer) -> None:
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        names = ("server_version", "fsync", "synchronous_commit", "full_page_writes")
-        settings = {name: connection.execute(f"SHOW {name}").fetchone() for name in names}
-    text = ", ".join(f"{name}={row[0]}" for name, row in settings.items() if row)
-    progress(f"PostgreSQL as read back from it: {text}; {os.cpu_count()} cores for everything")
-
-
-def _pgbench_tps(server: PostgresServer, dsn: str) -> float:
-    output = _pgbench(server, [*PGBENCH, dsn])
-    match = re.search(r"^tps = ([0-9.]+)", output, re.MULTILINE)
-    if match is None:
-        raise RuntimeError(f"pgbench printed no rate: {output}")
-    return float(match[1])
-
-
-def _pgbench(server: PostgresServer, arguments: list[str]) -> str:
-    done = subprocess.run([server.bin_dir / "pgbench", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"pgbench failed: {done.stderr[-2000:]}")
-    return done.stdout

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -70,3 +71,19 @@ class Process(AbstractContextManager["Process"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def start_coordinator(stack: ExitStack, folder: Path, dsn: str) -> tuple[Process, str]:
+    """A coordinator on a database, and its address; ``stack`` ends it."""
+    arguments = ["serve", "--store", dsn, "--listen", "127.0.0.1:0", "--log-format", "json"]
+    coordinator = stack.enter_context(Process("coordinator", arguments, folder / "coordinator.log"))
+    return coordinator, coordinator.ready.split()[-1]
+
+
+def stopped_line(log: Path) -> dict[str, int]:
+    """What a coordinator has counted, as it says when it stops."""
+    for line in reversed(log.read_text().splitlines()):
+        event: dict[str, int] = json.loads(line)
+        if event.get("event") == "coordinator.stopped":  # type: ignore[comparison-overlap]
+            return event
+    raise RuntimeError(f"the coordinator did not say that it stopped: {log.read_text()[-2000:]}")

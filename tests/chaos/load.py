@@ -20,6 +20,15 @@ REFUSED_IN = 6
 MORE_THAN_THERE_IS = 100_000_000
 
 
+class Part(NamedTuple):
+    """One branch of what was asked for, and what it changes when it is confirmed."""
+
+    participant: str
+    name: str
+    """Of the account, or of the item."""
+    change: int
+
+
 class Transfer(NamedTuple):
     """One transfer as it was asked for."""
 
@@ -27,6 +36,12 @@ class Transfer(NamedTuple):
     source: str
     target: str
     cents: int
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """Its two branches."""
+        (payer, payers_bank), (payee, payees_bank) = self.source.split("@"), self.target.split("@")
+        return Part(payers_bank, payer, -self.cents), Part(payees_bank, payee, self.cents)
 
 
 class Told(NamedTuple):
@@ -105,11 +120,11 @@ class Load:
 
 
 def _execute(client: TricordClient, transfer: Transfer, timeout_s: float) -> Told:
-    (payer, payers_bank), (payee, payees_bank) = transfer.source.split("@"), transfer.target.split("@")
+    payer, payee = transfer.parts
     try:
         tx = client.execute(
-            branch(payers_bank, "debit", Debit(payer, transfer.cents)),
-            branch(payees_bank, "credit", Credit(payee, transfer.cents)),
+            branch(payer.participant, "debit", Debit(payer.name, transfer.cents)),
+            branch(payee.participant, "credit", Credit(payee.name, transfer.cents)),
             idempotency_key=transfer.key,
             timeout=timeout_s,
             patience=PATIENCE_S,

@@ -90,8 +90,8 @@ def due(tx: Transaction, now_ms: int, policy: Policy) -> tuple[Call, ...]:
         return ()  # apply() cancels it; no Try may leave any more
     calls = []
     for branch, step in enumerate(tx.steps):
-        if step.next_ms <= now_ms and called(tx, branch) is not None:
-            calls.append(call_of(tx, branch, now_ms, policy))
+        if step.next_ms <= now_ms and (phase := called(tx, branch)) is not None:
+            calls.append(_call(tx, branch, phase, now_ms, policy))
     return tuple(calls)
 
 
@@ -100,6 +100,10 @@ def call_of(tx: Transaction, branch: int, now_ms: int, policy: Policy) -> Call:
     phase = called(tx, branch)
     if phase is None:
         raise ValueError(f"branch {branch + 1} is owed no call")
+    return _call(tx, branch, phase, now_ms, policy)
+
+
+def _call(tx: Transaction, branch: int, phase: Phase, now_ms: int, policy: Policy) -> Call:
     timeout_ms = policy.call_timeout_of(tx.spec.branches[branch])
     if phase is Phase.TRY:
         timeout_ms = min(timeout_ms, tx.deadline_ms - now_ms)
@@ -123,22 +127,35 @@ def called(tx: Transaction, branch: int) -> Phase | None:
 
 def owed(state: State, step: Step) -> Phase | None:
     """The phase that a branch still wants an answer for, if any."""
+    return _OWED[state][step.status]
+
+
+def _wanted(state: State, status: BranchStatus) -> Phase | None:
     if state is State.TRYING:
-        return Phase.TRY if step.status is BranchStatus.PENDING else None
+        return Phase.TRY if status is BranchStatus.PENDING else None
     if state is State.CONFIRMING:
-        return Phase.CONFIRM if step.status is BranchStatus.TRIED else None
+        return Phase.CONFIRM if status is BranchStatus.TRIED else None
     if state is State.CANCELLING:
         # To every branch, also one that refused or whose Try may never have arrived: that Try may still be on its way.
-        return Phase.CANCEL if step.status is not BranchStatus.CANCELLED else None
+        return Phase.CANCEL if status is not BranchStatus.CANCELLED else None
     return None
 
 
-def apply(tx: Transaction, replies: Iterable[Reply], now_ms: int, policy: Policy) -> Transaction:
+# By their numbers, which begin with 1: looked up for every branch of every save.
+_OWED: tuple[tuple[Phase | None, ...], ...] = (
+    (),
+    *((None, *(_wanted(state, status) for status in BranchStatus)) for state in State),
+)
+
+
+def apply(tx: Transaction, replies: Sequence[Reply], now_ms: int, policy: Policy) -> Transaction:
     """What these replies, and the time, make of the transaction; the very same value if nothing.
 
     Monotone: a final answer is never overwritten, so replies may be applied again, late, or to a value that another
     coordinator saved (protocol A6).
     """
+    if not replies:
+        return _settled(tx, now_ms)
     steps = list(tx.steps)
     attention = tx.attention
     seen: list[Seen] = []
@@ -160,9 +177,14 @@ def apply(tx: Transaction, replies: Iterable[Reply], now_ms: int, policy: Policy
         tx = tx._replace(seen=tx.seen + tuple(seen))
     if seen or attention is not tx.attention or any(a is not b for a, b in zip(steps, tx.steps, strict=True)):
         moved = tx._replace(steps=tuple(steps), attention=attention, updated_ms=now_ms)
-    while (event := _event(moved, now_ms)) is not None:
-        moved = move(moved, event, now_ms)
-    return moved
+    return _settled(moved, now_ms)
+
+
+def _settled(tx: Transaction, now_ms: int) -> Transaction:
+    """The transaction after all that its branches' progress, or the time, brings about."""
+    while (event := _event(tx, now_ms)) is not None:
+        tx = move(tx, event, now_ms)
+    return tx
 
 
 def move(tx: Transaction, event: Event, now_ms: int, reason: str = "") -> Transaction:

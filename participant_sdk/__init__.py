@@ -17,8 +17,10 @@
     client, client_request, client_asking, client_connection, coordinator_messages, coordinator_lookup,
     initiator_metadata, transaction
                   for initiators
-    context, context_headers, interceptors, asgi
+    context, branch_keys, context_headers, interceptors, asgi
                   which transaction the running code belongs to, and how that travels
+    enlist, enlist_errors, client_enlisting, client_enlist_connection, tried_memory
+                  taking part when called directly: Enlist, Try through the lanes, Report
     upkeep*       purging what nothing can ask for any more, settling what waited too long
     errors        the tree of errors
 
@@ -38,11 +40,14 @@ if TYPE_CHECKING:
     from participant_sdk.context import (
         ContextThreadPoolExecutor,
         bound,
+        collecting,
         current_branch_id,
         current_xid,
         in_context,
+        pinned_branch_key,
     )
-    from participant_sdk.context_headers import outgoing_headers
+    from participant_sdk.context_headers import collect_tried, outgoing_headers
+    from participant_sdk.enlist_errors import BranchUnknown, NotEnlisted
     from participant_sdk.errors import (
         ConfigurationError,
         IdempotencyKeyReused,
@@ -73,8 +78,17 @@ _HOMES = {
     "call": ("Call",),
     "client": ("AsyncTricordClient", "TricordClient"),
     "client_request": ("Wait", "branch"),
-    "context": ("ContextThreadPoolExecutor", "bound", "current_branch_id", "current_xid", "in_context"),
-    "context_headers": ("outgoing_headers",),
+    "context": (
+        "ContextThreadPoolExecutor",
+        "bound",
+        "collecting",
+        "current_branch_id",
+        "current_xid",
+        "in_context",
+        "pinned_branch_key",
+    ),
+    "context_headers": ("collect_tried", "outgoing_headers"),
+    "enlist_errors": ("BranchUnknown", "NotEnlisted"),
     "errors": (
         "ConfigurationError",
         "IdempotencyKeyReused",
@@ -110,12 +124,14 @@ __all__ = [
     "Branch",
     "BranchRefusal",
     "BranchState",
+    "BranchUnknown",
     "Call",
     "ConfigurationError",
     "ContextThreadPoolExecutor",
     "FenceTables",
     "IdempotencyKeyReused",
     "InvalidRequest",
+    "NotEnlisted",
     "OutcomeUnknown",
     "Participant",
     "Payload",
@@ -141,11 +157,14 @@ __all__ = [
     "async_xid_client_interceptors",
     "bound",
     "branch",
+    "collect_tried",
+    "collecting",
     "current_branch_id",
     "current_xid",
     "in_context",
     "metadata",
     "outgoing_headers",
+    "pinned_branch_key",
 ]
 
 

@@ -19,7 +19,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 from participant_sdk.annotations import annotations_of, second_argument, signature_of, type_name
 from participant_sdk.call import Call
@@ -30,6 +30,9 @@ from participant_sdk.payload import Codec, Payload, PayloadError, UnsupportedTyp
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
+
+Enlist: TypeAlias = Callable[[str, object, str | None, float | None], Any]
+"""Enlists a branch: action, payload, branch_key, timeout in s."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -71,8 +74,15 @@ class ActionDefinition(Generic[P, R]):
     """A Try handler with the decorators that add its Confirm and Cancel. Calling it calls the Try function."""
 
     def __init__(
-        self, name: str, try_handler: Callable[P, R], *, asynchronous: bool, lease_ms: int | None = None
+        self,
+        name: str,
+        try_handler: Callable[P, R],
+        *,
+        asynchronous: bool,
+        lease_ms: int | None = None,
+        enlist: Enlist | None = None,
     ) -> None:
+        self._enlist = enlist
         self.name = check_name("action", name)
         self._lease_ms = lease_ms
         self._asynchronous = asynchronous
@@ -93,6 +103,21 @@ class ActionDefinition(Generic[P, R]):
         """Decorator: `handler(call, db)` gives back what Try reserved."""
         self._add("Cancel", handler)
         return handler
+
+    def enlist(self, payload: object, *, branch_key: str | None = None, timeout: float | None = None) -> R:
+        """Run the action as a branch of the transaction that the running code belongs to, which was called directly.
+
+        Registers the branch at the coordinator, runs Try, reports it, and returns what Try returned; for `async def`
+        handlers `await` it. The coordinator calls Confirm or Cancel later. The transaction is `current_xid()`; a repeat
+        of the call that is served finds the same branch by the key that it brought, or by a `branch_key` of your own,
+        unique in the transaction. `timeout` (default: what the served gRPC call has left, else 10) is in seconds.
+
+        Raises Refused (Try said no), NotEnlisted (the coordinator takes no branch: decided, sealed, …), BranchUnknown
+        (not known; it bars the confirm), InvalidRequest, ConfigurationError (not served with a coordinator).
+        """
+        if self._enlist is None:
+            raise ConfigurationError(f"action {self.name!r} belongs to no participant")
+        return cast(R, self._enlist(self.name, payload, branch_key, timeout))
 
     def _add(self, phase: str, handler: Callable[..., Any]) -> None:
         if phase in self._handlers:

@@ -12,8 +12,8 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias
 
-from participant_sdk.context import bound
-from participant_sdk.context_headers import MalformedHeader, read_headers
+from participant_sdk.context import arrived
+from participant_sdk.context_headers import MalformedHeader, read_headers, tried_header
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -27,8 +27,9 @@ _POLICY_VIOLATION: Final = 1008
 class XidMiddleware:
     """Binds the xid and branch id of each HTTP request and websocket while the application serves it.
 
-    They come in the headers `tricord-xid` and `tricord-branch-id`. One that is malformed is answered with 400 and a
-    problem+json body (a websocket is closed before it is accepted), and the application is not called.
+    They come in the headers `tricord-xid` and `tricord-branch-id`, with a `tricord-branch-key` beside them. One that is
+    malformed is answered with 400 and a problem+json body (a websocket is closed before it is accepted), and the
+    application is not called. A response below 400 tells in `tricord-tried` which branches were tried before it began.
     """
 
     def __init__(self, app: Application) -> None:
@@ -39,12 +40,20 @@ class XidMiddleware:
             await self._app(scope, receive, send)
             return
         try:
-            xid, branch_id = read_headers(scope["headers"])
+            belongs = read_headers(scope["headers"])
         except MalformedHeader as error:
             await _refuse(scope["type"], str(error), receive, send)
             return
-        with bound(xid, branch_id):
-            await self._app(scope, receive, send)
+        with arrived(belongs) as seen:
+
+            async def send_tried(message: Message) -> None:
+                if seen and message["type"] == "http.response.start" and message["status"] < 400:
+                    name, value = tried_header(seen)
+                    headers = [*message.get("headers", ()), (name.encode(), value.encode())]
+                    message = {**message, "headers": headers}
+                await send(message)
+
+            await self._app(scope, receive, send_tried)
 
 
 async def _refuse(kind: str, detail: str, receive: Receive, send: Send) -> None:

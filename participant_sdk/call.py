@@ -46,13 +46,17 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to one call. `attention`: more failures need not be waited for before a person looks."""
+    """The answer to one call. `attention`: more failures need not be waited for before a person looks.
+
+    `tried_branch_ids`: what a Try that was done saw tried by services that it called itself.
+    """
 
     outcome: Outcome
     result: Payload | None = None
     refusal: Refusal | None = None
     error: str = ""
     attention: bool = False
+    tried_branch_ids: frozenset[int] = frozenset()
 
     @classmethod
     def unknown(cls, error: str, *, attention: bool = False) -> Reply:

@@ -9,6 +9,8 @@
         ├── IdempotencyKeyReused     the key belongs to another request
         ├── TransactionNotFound      the coordinator has no such transaction (for a key: not yet)
         ├── RequestFailed            any other definite "no" of the coordinator
+        ├── NotEnlisted              a branch has no part in its transaction (enlist_errors)
+        ├── BranchUnknown            it is not known whether an enlisted branch was tried (enlist_errors)
         ├── TransactionCancelled     decided: nothing of the transaction happened
         └── OutcomeUnknown           still undecided, still running, or the coordinator was not reached
 

@@ -85,8 +85,9 @@ def run_try(call: IncomingCall, database: Database, action: Action, handed: Call
 def _run(
     call: IncomingCall, database: Database, action: Action, handed: Call[Any], intent: str, *, again: bool
 ) -> Steps:
+    handle = Handle(action.try_handler, handed, partial(database.begin_within, call=call), repeats=True)
     try:
-        result = yield Handle(action.try_handler, handed, partial(database.begin_within, call=call))
+        result = yield handle
     except Refused as refused:
         if is_transient(refused, database):
             raise RunAgain(f"its refusal came of a lost race, which is no reason to refuse: {refused}") from refused
@@ -105,7 +106,7 @@ def _run(
         yield from database.begin(call)
     yield from database.finish(call, Status.TRIED, stored, intent)
     tell_if_late(call)
-    return Reply(Outcome.DONE, result=stored)
+    return Reply(Outcome.DONE, result=stored, tried_branch_ids=frozenset(handle.saw_tried))
 
 
 def _aftermath(

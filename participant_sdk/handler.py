@@ -11,14 +11,15 @@ import re
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from sqlalchemy import Connection
 from sqlalchemy.engine.default import DefaultDialect
 
 from participant_sdk import session_guard
-from participant_sdk.context import bound
+from participant_sdk.branch_keys import handler_branch_key
+from participant_sdk.context import Scope, arrived
 from participant_sdk.errors import Refused
 from participant_sdk.steps import CallFailed, Rollback
 
@@ -81,11 +82,17 @@ class Handler:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """The step that calls a handler; gives what it returns, throws what it raises. `begin`: see Loan."""
+    """The step that calls a handler; gives what it returns, throws what it raises. `begin`: see Loan.
+
+    Afterwards `saw_tried` holds the branches that services which it called reported tried. `repeats`: a repeat of the
+    handler repeats its calls (see `branch_keys`). That is Try's; once it is decided, none can bring about a branch.
+    """
 
     handler: Handler
     call: Call[Any]
     begin: Callable[[Connection], None] | None = None
+    repeats: bool = False
+    saw_tried: set[int] = field(default_factory=set)
 
     def perform(self, connection: Connection) -> Any:
         """See Step."""
@@ -132,20 +139,30 @@ class Handle:
 class _Lent:
     """While a handler runs: its connection is marked with the loan, and the running code belongs to its branch."""
 
-    __slots__ = ("_bound", "_info", "_loan")
+    __slots__ = ("_arrived", "_info", "_loan", "_saw_tried")
 
     def __init__(self, handle: Handle, connection: Connection) -> None:
         self._info = connection.info
         self._loan = Loan(connection, handle.begin)
-        self._bound = bound(handle.call.xid, handle.call.branch_id)
+        call = handle.call
+        self._saw_tried = handle.saw_tried
+        self._arrived = arrived(
+            Scope(
+                call.xid,
+                call.branch_id,
+                handler_branch_key(call.branch_id) if handle.repeats else None,
+                call.expires_at,
+            )
+        )
 
     def __enter__(self) -> Loan:
         self._info[_LOAN] = self._loan
-        self._bound.__enter__()
+        self._arrived.__enter__()
         return self._loan
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._bound.__exit__()
+        self._saw_tried.update(self._arrived.seen)
+        self._arrived.__exit__()
         self._info.pop(_LOAN, None)
         if self._loan.misused is not None:
             raise LocalTransactionMisused(self._loan.misused, attention=True)

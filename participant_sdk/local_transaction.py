@@ -142,8 +142,9 @@ def _run_try(call: IncomingCall, fence: Fence, meeting: Meeting) -> Steps:
     if action.lease_ms is not None:
         return (yield from external.run_try(call, fence.database, action, handler_call(call, payload, None), None))
     yield from fence.database.savepoint()
+    handle = Handle(action.try_handler, handler_call(call, payload, None), repeats=True)
     try:
-        result = yield Handle(action.try_handler, handler_call(call, payload, None))
+        result = yield handle
     except Refused as refused:
         if is_transient(refused, fence.database):
             raise RunAgain(f"its refusal came of a lost race, which is no reason to refuse: {refused}") from refused
@@ -154,7 +155,7 @@ def _run_try(call: IncomingCall, fence: Fence, meeting: Meeting) -> Steps:
     stored = encode_result(result)
     yield from fence.database.finish(call, Status.TRIED, stored, None)
     tell_if_late(call)
-    return Reply(Outcome.DONE, result=stored)
+    return Reply(Outcome.DONE, result=stored, tried_branch_ids=frozenset(handle.saw_tried))
 
 
 def _run_try_again(call: IncomingCall, fence: Fence, intent: str | None) -> Steps:

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from participant_sdk import serve
 from participant_sdk.actions import ActionDefinition, Actions, check_name, complete_actions
+from participant_sdk.call import IncomingCall, Reply
 from participant_sdk.engines import AsyncEngineFence, SyncEngineFence
+from participant_sdk.enlist import TaskEnlisting, ThreadEnlisting, not_served
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.fence_tables import DEFAULT, FenceTables
 from participant_sdk.lanes import TaskLanes, ThreadLanes
 from participant_sdk.local_transaction import TRY_AGE_MAX_MS, Fence
 from participant_sdk.serve_attached import AsyncAttached, Attached, unary_trys_of
+from participant_sdk.tried_memory import TriedMemory
 from participant_sdk.upkeep import DEFAULT as UPKEEP
 from participant_sdk.upkeep import PurgeReport, Report, ResolveReport, Upkeep
 from participant_sdk.upkeep_hands import TaskHands, ThreadHands
@@ -95,6 +98,8 @@ class Participant:
         self._fence: Fence | None = None
         self._definitions: dict[str, ActionDefinition[Any, Any]] = {}
         self._upkeep_memory = Memory()
+        self._enlisting: ThreadEnlisting | TaskEnlisting | None = None
+        self._tried_memory = TriedMemory()
 
     def action(
         self, name: str, *, external: bool = False, lease: timedelta = LEASE
@@ -116,6 +121,7 @@ class Participant:
                 try_handler,
                 asynchronous=self._asynchronous,
                 lease_ms=lease // timedelta(milliseconds=1) if external else None,
+                enlist=self._enlist,
             )
             self._definitions[name] = definition
             self._fence = None
@@ -147,14 +153,17 @@ class Participant:
         unary_trys_of(server, streams_max)
         fence = self._prepare()
         engine_fence = cast(SyncEngineFence, self._engine_fence)
-        lanes = ThreadLanes(
-            lambda call: engine_fence.execute(call, fence), self._try_workers, self._phase2_workers, self._waiting_max
-        )
+
+        def execute(call: IncomingCall) -> Reply:
+            return self._tried_memory.completed(call, engine_fence.execute(call, fence))
+
+        lanes = ThreadLanes(execute, self._try_workers, self._phase2_workers, self._waiting_max)
+        self._enlisting = ThreadEnlisting(self.name, fence, lanes)
 
         def begin_upkeep(coordinator: str, upkeep: Upkeep) -> ThreadUpkeep:
             return ThreadUpkeep(coordinator, self._job(fence, upkeep), engine_fence, lanes)
 
-        return Attached(self.name, fence, lanes, server, streams_max, begin_upkeep)
+        return Attached(self.name, fence, lanes, server, streams_max, begin_upkeep, self._enlisting)
 
     async def add_to_server_async(self, server: grpc.aio.Server) -> AsyncAttached:
         """Add the participant to a `grpc.aio.server` that is not started yet; others may be on it, too.
@@ -163,14 +172,17 @@ class Participant:
         """
         fence = await self._prepare_async()
         engine_fence = cast(AsyncEngineFence, self._engine_fence)
-        lanes = TaskLanes(
-            lambda call: engine_fence.execute(call, fence), self._try_workers, self._phase2_workers, self._waiting_max
-        )
+
+        async def execute(call: IncomingCall) -> Reply:
+            return self._tried_memory.completed(call, await engine_fence.execute(call, fence))
+
+        lanes = TaskLanes(execute, self._try_workers, self._phase2_workers, self._waiting_max)
+        self._enlisting = TaskEnlisting(self.name, fence, lanes)
 
         def begin_upkeep(coordinator: str, upkeep: Upkeep) -> TaskUpkeep:
             return TaskUpkeep(coordinator, self._job(fence, upkeep), engine_fence, lanes)
 
-        return AsyncAttached(self.name, fence, lanes, server, begin_upkeep)
+        return AsyncAttached(self.name, fence, lanes, server, begin_upkeep, self._enlisting)
 
     def start(
         self,
@@ -276,6 +288,12 @@ class Participant:
             return finish(job, await hands.run(round_of(job)))
         finally:
             await hands.close()
+
+    def _enlist(self, action: str, payload: object, branch_key: str | None, timeout: float | None) -> Any:
+        """See `ActionDefinition.enlist`; for an AsyncEngine a coroutine."""
+        if self._enlisting is None:
+            raise not_served(self.name)
+        return self._enlisting.enlist(action, payload, branch_key, timeout)
 
     def _job(self, fence: Fence, upkeep: Upkeep) -> Job:
         return Job(self.name, fence, upkeep, self._upkeep_memory)

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import grpc
 
+from participant_sdk.enlist import TaskEnlisting, ThreadEnlisting
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.lanes import TaskLanes, ThreadLanes
 from participant_sdk.local_transaction import Fence
@@ -38,6 +39,7 @@ class Attached:
         server: grpc.Server,
         streams_max: int,
         begin_upkeep: Callable[[str, Upkeep], ThreadUpkeep],
+        enlisting: ThreadEnlisting,
     ) -> None:
         self.name = name
         self.fence_id = fence.fence_id
@@ -45,11 +47,16 @@ class Attached:
         self._lanes = lanes
         self._begin_upkeep = begin_upkeep
         self._upkeep: ThreadUpkeep | None = None
+        self._enlisting = enlisting
         self._service = _thread_service_of(server)
         self._service.add(name, fence.fence_id, lanes, streams_max, unary_trys_of(server, streams_max))
 
     def register(self, coordinator: str, address: str) -> ThreadRegistration:
-        """Keep the participant registered at `coordinator` as reachable at `address`; both "host:port"."""
+        """Keep the participant registered at `coordinator` as reachable at `address`; both "host:port".
+
+        Its actions enlist there.
+        """
+        self._enlisting.at(coordinator)
         return ThreadRegistration(coordinator, request_of(self.name, address, self._actions, self.fence_id))
 
     def start_upkeep(self, coordinator: str, upkeep: Upkeep = UPKEEP) -> None:
@@ -73,6 +80,7 @@ class Attached:
         if self._upkeep is not None:
             self._upkeep.stop()
         ended = self._lanes.drain(grace)
+        self._enlisting.close()
         self._service.leave(self.name)
         return ended
 
@@ -87,6 +95,7 @@ class AsyncAttached:
         lanes: TaskLanes,
         server: grpc.aio.Server,
         begin_upkeep: Callable[[str, Upkeep], TaskUpkeep],
+        enlisting: TaskEnlisting,
     ) -> None:
         self.name = name
         self.fence_id = fence.fence_id
@@ -94,11 +103,13 @@ class AsyncAttached:
         self._lanes = lanes
         self._begin_upkeep = begin_upkeep
         self._upkeep: TaskUpkeep | None = None
+        self._enlisting = enlisting
         self._service = _task_service_of(server)
         self._service.add(name, fence.fence_id, lanes)
 
     def register(self, coordinator: str, address: str) -> TaskRegistration:
-        """As `Attached.register`."""
+        """As `Attached.register`; call it in the event loop."""
+        self._enlisting.at(coordinator)
         return TaskRegistration(coordinator, request_of(self.name, address, self._actions, self.fence_id))
 
     def start_upkeep(self, coordinator: str, upkeep: Upkeep = UPKEEP) -> None:
@@ -116,6 +127,7 @@ class AsyncAttached:
         if self._upkeep is not None:
             await self._upkeep.stop()
         ended = await self._lanes.drain(grace)
+        await self._enlisting.close()
         self._service.leave(self.name)
         return ended
 

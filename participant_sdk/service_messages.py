@@ -89,6 +89,8 @@ def write_reply(call_id: int, reply: Reply, fence_id: str) -> participant_pb2.Re
         attention=reply.attention,
         fence_id=fence_id,
     )
+    if reply.tried_branch_ids:
+        message.tried_branch_ids.extend(sorted(reply.tried_branch_ids))
     if reply.result is not None:
         result = types_pb2.Payload(data=reply.result.data, content_type=reply.result.content_type)
         message.result.CopyFrom(result)

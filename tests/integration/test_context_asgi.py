@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from participant_sdk.asgi import Message, Receive, Scope, Send, XidMiddleware
-from participant_sdk.context import bound, current_branch_id, current_xid
+from participant_sdk.context import bound, current_branch_id, current_xid, note_tried
 from participant_sdk.context_headers import outgoing_headers
 from tests.postgres import free_port
 
@@ -39,6 +39,36 @@ MALFORMED = [
 def told() -> str:
     """What the running code sees."""
     return f"{current_xid()}/{current_branch_id()}"
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [(200, [(b"tricord-tried", b"3,12")]), (302, [(b"tricord-tried", b"3,12")]), (404, []), (500, [])],
+)
+async def test_b3_a_response_names_what_was_tried_if_all_went_well(
+    status: int, told: list[tuple[bytes, bytes]]
+) -> None:
+    own = [(b"x-own", b"1")]
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        note_tried(A, [12, 3])
+        note_tried(B, [99])
+        await send({"type": "http.response.start", "status": status, "headers": own})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    for headers, expected in (([(b"tricord-xid", A.encode())], told), ([], [])):
+        sent.clear()
+        await XidMiddleware(application)({"type": "http", "headers": headers}, receive, send)
+        assert sent[0] == {"type": "http.response.start", "status": status, "headers": [*own, *expected]}
+        assert sent[1] == {"type": "http.response.body", "body": b""}
 
 
 class TestMiddleware:

@@ -14,13 +14,21 @@ from hypothesis import strategies as st
 
 from participant_sdk.context import (
     ContextThreadPoolExecutor,
+    Scope,
+    arrived_context,
     bound,
-    bound_context,
+    collecting,
     current_branch_id,
     current_xid,
     in_context,
+    note_tried,
 )
-from participant_sdk.context_headers import MalformedHeader, headers_to_add, outgoing_headers, read_headers
+from participant_sdk.context_headers import (
+    MalformedHeader,
+    headers_to_add,
+    outgoing_headers,
+    read_headers,
+)
 
 A, B = "a" * 32, "b" * 32
 WAIT_S = 30.0
@@ -82,7 +90,7 @@ class TestScopes:
 
 
 class TestSteps:
-    """`bound_context`: code that stops and goes on."""
+    """`arrived_context`: code that stops and goes on."""
 
     def test_it_is_seen_inside_only_and_keeps_what_is_bound_across_a_yield(self) -> None:
         def steps() -> Iterator[Seen]:
@@ -92,7 +100,7 @@ class TestSteps:
                 yield seen()
             yield seen()
 
-        running, context = steps(), bound_context(A, 7)
+        running, (context, _) = steps(), arrived_context(Scope(A, 7))
         for expected in [(A, 7), (B, None), (B, None), (A, 7)]:
             assert context.run(next, running) == expected
             assert seen() == NONE
@@ -101,12 +109,14 @@ class TestSteps:
         tenant: ContextVar[str] = ContextVar("tenant")
         copy_context().run(tenant.set, "elsewhere")
         token = tenant.set("here")
-        assert bound_context(A).run(tenant.get) == "here"
+        assert arrived_context(Scope(A))[0].run(tenant.get) == "here"
         tenant.reset(token)
 
-    def test_what_bound_refuses_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="32 lowercase hexadecimal"):
-            bound_context("x")
+    def test_it_collects_for_itself_alone(self) -> None:
+        with collecting(A) as outside:
+            context, inside = arrived_context(Scope(A))
+            context.run(note_tried, A, [1])
+        assert (inside, outside) == ({1}, set())
 
 
 class TestTasks:
@@ -266,25 +276,30 @@ class TestHeaders:
     def test_what_is_sent(self) -> None:
         assert outgoing_headers() == {}
         with bound(A):
-            assert outgoing_headers() == {"tricord-xid": A}
+            sent = outgoing_headers()
+            assert sent == {"tricord-xid": A, "tricord-branch-key": sent["tricord-branch-key"]}
         with bound(A, 12):
-            assert outgoing_headers() == {"tricord-xid": A, "tricord-branch-id": "12"}
+            assert set(outgoing_headers().items()) >= {("tricord-xid", A), ("tricord-branch-id", "12")}
 
     @given(st.text("0123456789abcdef", min_size=32, max_size=32), st.none() | st.integers(1, 2**32 - 1))
     def test_what_is_sent_is_understood(self, xid: str, branch_id: int | None) -> None:
         with bound(xid, branch_id):
             sent = outgoing_headers()
-        assert read_headers(sent.items()) == (xid, branch_id)
-        assert read_headers([(key.encode(), value.encode()) for key, value in sent.items()]) == (xid, branch_id)
+        for headers in (sent.items(), [(key.encode(), value.encode()) for key, value in sent.items()]):
+            read = read_headers(headers)
+            assert (read.xid, read.branch_id, read.branch_key) == (xid, branch_id, sent["tricord-branch-key"])
 
     @pytest.mark.parametrize("key", ["tricord-xid", "tricord-branch-id"])
     def test_what_the_sender_has_set_stays_alone(self, key: str) -> None:
         with bound(A, 1):
-            assert headers_to_add(["accept", key]) == []
-            assert headers_to_add(["accept"]) == [("tricord-xid", A), ("tricord-branch-id", "1")]
+            assert headers_to_add({"accept": "", key: ""}, "") == {}
+            added = headers_to_add({"accept": ""}, "")
+            assert list(added) == ["tricord-xid", "tricord-branch-key", "tricord-branch-id"]
+            assert list(headers_to_add({"tricord-branch-key": "k"}, "")) == ["tricord-xid", "tricord-branch-id"]
 
     def test_others_are_passed_over(self) -> None:
-        assert read_headers([("accept", "a"), ("accept", "b"), (b"x", b"\xff")]) == NONE
+        read = read_headers([("accept", "a"), ("accept", "b"), (b"x", b"\xff")])
+        assert (read.xid, read.branch_id, read.branch_key) == (None, None, None)
 
     @pytest.mark.parametrize(
         ("headers", "named", "limit"),
@@ -295,6 +310,11 @@ class TestHeaders:
             ([("tricord-xid", f"{A}, {A}")], "tricord-xid", "32 lowercase hexadecimal"),
             ([("tricord-xid", A), ("tricord-xid", A)], "tricord-xid", "more than once"),
             ([("tricord-branch-id", "1")], "tricord-branch-id", "without tricord-xid"),
+            ([("tricord-branch-key", "k")], "tricord-branch-key", "without tricord-xid"),
+            *(
+                ([("tricord-xid", A), ("tricord-branch-key", text)], "tricord-branch-key", "1 to 200 characters")
+                for text in ["", " ", "a b", "a,b", "é", "k" * 201]
+            ),
             *(
                 ([("tricord-xid", A), ("tricord-branch-id", text)], "tricord-branch-id", "1 to 4294967295")
                 for text in ["", "0", "01", "-1", "+1", "1.0", "1e3", "1_0", " 1", "٣", "4294967296", "9" * 5000]

@@ -38,6 +38,13 @@ from tests.contract.participant.records import (
 from tests.contract.participant.world import CONFIRM, DONE, TRY, Debit, World, new_xid
 from tests.coordinators import CALL_S, CoordinatorProcess, execute_request, states
 from tests.postgres import free_port
+
+PATIENT: dict[str, Any] = {
+    "call_timeout_ms": 60_000,
+    "lease_ms": 120_000,
+    "timeout_ms": 120_000,
+    "backoff_cap_ms": 200,
+}
 from tests.servers import eventually
 from tricord.v1 import coordinator_pb2 as pb
 
@@ -281,7 +288,7 @@ async def test_a_coordinator_that_cannot_reach_the_participant(
     gate = world.gate("slow")
     actions = {"debit": world.serving.fence_id}
     path = tmp_path / "tricord.db"
-    with CoordinatorProcess(store=path, call_timeout_ms=60_000, lease_ms=120_000, backoff_cap_ms=200) as coordinator:
+    with CoordinatorProcess(store=path, **PATIENT) as coordinator:
         coordinator.register("bank", world.serving.address, actions)
         service = coordinator.coordinator_service()
         payloads = [world.message(TRY, "", "plain").payload, world.message(TRY, "", mode, account="slow").payload]

@@ -221,12 +221,13 @@ class World:
         (_define_async if self.is_async else _define_sync)(bank, self.gates)
         return bank
 
-    async def start(self) -> None:
+    async def start(self, **options: Any) -> None:
+        """Serve, with these options of `Participant.start`."""
         await asyncio.to_thread(self.create_business_tables)
         if self.is_async:
-            self.serving = await self.participant.start_async("127.0.0.1:0")
+            self.serving = await self.participant.start_async("127.0.0.1:0", **options)
         else:
-            self.serving = await asyncio.to_thread(self.participant.start, "127.0.0.1:0")
+            self.serving = await asyncio.to_thread(self.participant.start, "127.0.0.1:0", **options)
         self.channel = grpc.aio.insecure_channel(self.serving.address)
         self.stub: Any = participant_pb2_grpc.ParticipantServiceStub(self.channel)
 

@@ -39,14 +39,15 @@ from tests.contract.participant.world import CONFIRM, DONE, TRY, Debit, World, n
 from tests.coordinators import CALL_S, CoordinatorProcess, execute_request, states
 from tests.postgres import free_port
 
+from tests.servers import eventually
+from tricord.v1 import coordinator_pb2 as pb
+
 PATIENT: dict[str, Any] = {
     "call_timeout_ms": 60_000,
     "lease_ms": 120_000,
     "timeout_ms": 120_000,
     "backoff_cap_ms": 200,
 }
-from tests.servers import eventually
-from tricord.v1 import coordinator_pb2 as pb
 
 several = pytest.mark.parametrize("flavour", ["sqlite-sync", "postgres-async", "mariadb-sync"], indirect=True)
 

@@ -38,7 +38,6 @@ from tests.contract.participant.records import (
 from tests.contract.participant.world import CONFIRM, DONE, TRY, Debit, World, new_xid
 from tests.coordinators import CALL_S, CoordinatorProcess, execute_request, states
 from tests.postgres import free_port
-
 from tests.servers import eventually
 from tricord.v1 import coordinator_pb2 as pb
 

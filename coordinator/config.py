@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -16,6 +18,13 @@ from .wire import ADDRESS, TIMEOUT_MS_MAX
 
 ENV_PREFIX = "TRICORD_"
 CONFIG_ENV = "TRICORD_CONFIG"
+
+RETENTION_MS_MIN = 26 * 3_600_000
+"""A participant asks about a transaction until its xid is 25 h and 60 s old; what it asks about must still be there."""
+
+CallTimeouts = dict[
+    Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,129}$")], Annotated[int, Field(ge=10, le=3_600_000)]
+]
 
 
 class ConfigError(Exception):
@@ -33,10 +42,19 @@ class Settings(BaseSettings):
     key_namespace: str = Field("", max_length=64, pattern=r"^[\x20-\x7e]*$", description="keeps idempotency keys apart")
     timeout_ms: int = Field(30_000, gt=0, le=TIMEOUT_MS_MAX, description="a transaction's, when it names none")
     call_timeout_ms: int = Field(5_000, ge=10, le=3_600_000, description="for one call to a participant")
+    call_timeouts_ms: CallTimeouts = Field(
+        {}, description='for calls to some: by "participant.action", or by "participant" for all of its others'
+    )
     lease_ms: int = Field(10_000, ge=100, le=7_200_000, description="after which a silent coordinator is taken over")
     backoff_base_ms: int = Field(100, ge=1, le=60_000, description="ceiling of the first pause before a retry")
     backoff_cap_ms: int = Field(15_000, ge=1, le=3_600_000, description="ceiling of every pause before a retry")
     attention_after: int = Field(10, ge=1, le=1_000_000, description="attempts after which a person should look")
+    alert_url: str = Field("", description="http(s) address that is told of every transaction that gets attention")
+    live_max: int = Field(20_000, ge=1, le=1_000_000, description="transactions in flight, beyond which none may begin")
+    retention_ms: int = Field(
+        30 * 86_400_000, ge=0, le=36_500 * 86_400_000, description="finished transactions are kept so long; 0: for ever"
+    )
+    purge_ms: int = Field(60_000, ge=100, le=86_400_000, description="how often what is older is deleted")
     drain_ms: int = Field(10_000, ge=0, le=600_000, description="how long a stop waits for what is running")
     log_format: Literal["console", "json"] = Field("console", description="of the log on standard error")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
@@ -63,13 +81,48 @@ class Settings(BaseSettings):
             raise ValueError("must have a port of at most 65535")
         return listen
 
+    @field_validator("call_timeouts_ms", mode="before")
+    @classmethod
+    def _by_name(cls, given: Any) -> Any:
+        """A TOML table, a JSON object, or ``bank.debit=3000,bank=8000``."""
+        timeouts = _named(given) if isinstance(given, str) else given
+        if not isinstance(timeouts, dict):
+            return timeouts
+        flat: dict[Any, Any] = {}
+        for name, value in timeouts.items():  # in TOML, bank.debit without quotes is a table in a table
+            flat.update(
+                {f"{name}.{action}": ms for action, ms in value.items()} if isinstance(value, dict) else {name: value}
+            )
+        return flat
+
+    @field_validator("alert_url")
+    @classmethod
+    def _web_address(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if url and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("must be http://… or https://…")
+        return url
+
     @model_validator(mode="after")
     def _relations(self) -> Settings:
         margin_ms = self.lease_margin_ms
-        if self.call_timeout_ms + margin_ms > self.lease_ms:
+        call_timeouts = {"call_timeout_ms": self.call_timeout_ms}
+        call_timeouts |= {f"call_timeouts_ms of {name}": ms for name, ms in self.call_timeouts_ms.items()}
+        for name, ms in call_timeouts.items():
+            if ms + margin_ms > self.lease_ms:
+                raise ValueError(
+                    f"lease_ms ({self.lease_ms}) must be at least {name} ({ms}) + {margin_ms}: "
+                    "else a transaction is taken over while its calls are still out"
+                )
+            if ms + self.backoff_base_ms > self.timeout_ms:
+                raise ValueError(
+                    f"timeout_ms ({self.timeout_ms}) must be at least {name} ({ms}) + backoff_base_ms "
+                    f"({self.backoff_base_ms}): else a transaction is over before a call that got lost can be repeated"
+                )
+        if 0 < self.retention_ms < RETENTION_MS_MIN:
             raise ValueError(
-                f"lease_ms ({self.lease_ms}) must be at least call_timeout_ms ({self.call_timeout_ms}) + {margin_ms}: "
-                "else a transaction is taken over while its calls are still out"
+                f"retention_ms ({self.retention_ms}) must be 0 (for ever) or at least {RETENTION_MS_MIN} (26 h): "
+                "participants ask for 25 h and 60 s what became of a transaction"
             )
         if self.backoff_base_ms > self.backoff_cap_ms:
             raise ValueError(
@@ -91,6 +144,7 @@ class Settings(BaseSettings):
             backoff_base_ms=self.backoff_base_ms,
             backoff_cap_ms=self.backoff_cap_ms,
             attention_after=self.attention_after,
+            call_timeouts_ms=self.call_timeouts_ms or None,
         )
 
 
@@ -122,6 +176,7 @@ def shown(settings: Settings) -> dict[str, Any]:
     """The settings with passwords masked."""
     values = settings.model_dump()
     values["store"] = masked_url(settings.store)
+    values["alert_url"] = masked_alert_url(settings.alert_url)
     return values
 
 
@@ -129,6 +184,26 @@ def masked_url(url: str) -> str:
     """A store's URL without its password, wherever in it that stands."""
     masked = re.sub(r"(?<=://)([^/@:?#]*):[^/?#]*(?=@)", r"\1:***", url)
     return re.sub(r"(?i)([?&](?:ssl)?password=)[^&#]*", r"\1***", masked)
+
+
+def masked_alert_url(url: str) -> str:
+    """Whom alerts go to, without what may be a secret: those who take them put it into the path as well."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}/***" if url else ""
+
+
+def _named(text: str) -> Any:
+    """The mapping that a flag or a variable of the environment writes as text."""
+    if text.lstrip().startswith("{"):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"is not valid JSON ({error})") from error
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError("must be name=ms,name=ms or a JSON object")
+    return {name.strip(): ms.strip() for name, _, ms in pairs}
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -150,4 +225,6 @@ def _complaint(detail: Any, origins: dict[str, str]) -> str:
     message = str(detail["msg"]).removeprefix("Value error, ")
     if not name:
         return message
-    return f"{name} ({origins.get(name, 'given')}): {message}, not {str(detail['input'])[:80]!r}"
+    setting = str(detail["loc"][0])
+    said = f"{name} ({origins.get(setting, 'given')}): {message}"
+    return said if setting == "alert_url" else f"{said}, not {str(detail['input'])[:80]!r}"  # which may hold a secret

@@ -79,7 +79,7 @@ class Coordinator:
                 await participants.refresh()
             except StoreError as error:
                 raise StartError(str(error), unreachable=True) from error
-            delivery = Delivery(participants)
+            delivery = Delivery(participants, pause_ms_max=settings.backoff_cap_ms)
             parts.push_async_callback(delivery.close)
             engine = Engine(store, delivery, settings.policy())
             server, health = await make_server(engine, participants, settings)

@@ -7,15 +7,14 @@ from collections.abc import AsyncIterator
 import structlog
 
 from tricord.v1 import coordinator_pb2 as pb
-from tricord.v1 import registry_pb2, registry_pb2_grpc
 
 from .engine import Engine, KeyReused, Started
-from .errors import Conflict, InvalidRequest, NotAllowed, NotFound, TooMuch, UnknownName, Violation
+from .errors import Conflict, InvalidRequest, NotFound, TooMuch, UnknownName, Violation
 from .model import Transaction
 from .participants import Participants
 from .rpc import Context, answering, answering_stream
 from .server_open import OpenTransactions, check_name, left_s, until_of
-from .wire import Starting, read_key, read_registration, read_xid, read_xids, transaction_message
+from .wire import Starting, read_key, read_xid, read_xids, transaction_message
 
 _log = structlog.get_logger(__name__)
 
@@ -133,37 +132,3 @@ def _differs(tx: Transaction, seen: Transaction) -> bool:
     return tx.version > seen.version and (
         (tx.state, tx.attention, tx.steps, tx.deadline_ms) != (seen.state, seen.attention, seen.steps, seen.deadline_ms)
     )
-
-
-class RegistryService(registry_pb2_grpc.RegistryServiceServicer):
-    """Where participants make themselves known."""
-
-    def __init__(self, participants: Participants, *, allowed: bool) -> None:
-        self._participants = participants
-        self._allowed = allowed
-
-    @answering
-    async def RegisterParticipant(
-        self, request: registry_pb2.RegisterParticipantRequest, context: Context
-    ) -> registry_pb2.RegisterParticipantResponse:
-        """Store where a participant is, what it can do, and in which database it keeps its fence."""
-        if not self._allowed:
-            raise NotAllowed("this coordinator takes no registrations: it was started without --allow-registration")
-        row = read_registration(request)
-        clashes = await self._participants.register(row, replace_fence=request.replace_fence)
-        if clashes:
-            action, (stored, given) = next(iter(clashes.items()))
-            text = (
-                f"participant {row.name}, action {action}: registered with fence database {stored}, this instance has "
-                f"{given}: two instances of a participant must share one database. If it was replaced on purpose, "
-                "register once with replace_fence"
-            )
-            raise Conflict(text, reason="FENCE_DATABASE_CHANGED", metadata={"stored": stored, "given": given})
-        return registry_pb2.RegisterParticipantResponse()
-
-    @answering
-    async def WithdrawParticipant(
-        self, request: registry_pb2.WithdrawParticipantRequest, context: Context
-    ) -> registry_pb2.WithdrawParticipantResponse:
-        """Send no more calls to an address."""
-        return registry_pb2.WithdrawParticipantResponse()

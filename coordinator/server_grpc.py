@@ -23,7 +23,8 @@ from .config import Settings
 from .engine import Engine
 from .operator import OperatorService
 from .participants import Participants
-from .server import CoordinatorService, RegistryService
+from .registry import RegistryService
+from .server import CoordinatorService
 from .wire import MESSAGE_BYTES_MAX
 
 SERVER_OPTIONS = (

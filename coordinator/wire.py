@@ -14,13 +14,13 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from tricord.v1 import coordinator_pb2, registry_pb2, types_pb2
+from tricord.v1 import coordinator_pb2, types_pb2
 
 from .errors import DOMAIN, InvalidRequest, RpcError, Violation
 from .ids import parse_xid
 from .model import Attention, BranchSpec, Payload, Transaction
 from .orders import BRANCHES_MAX, LIFE_MS_MAX
-from .store.rows import ParticipantRow, Row
+from .store.rows import Row
 
 PAYLOAD_BYTES_MAX = 1024 * 1024
 REQUEST_BYTES_MAX = 8 * 1024 * 1024
@@ -30,7 +30,6 @@ KEY_CHARS_MAX = 255
 NAME_CHARS_MAX = 64
 CONTENT_TYPE_CHARS_MAX = 255
 ADDRESS_CHARS_MAX = 255
-ACTIONS_MAX = 256
 FENCE_ID_CHARS_MAX = 64
 VIOLATIONS_TOLD_MAX = 5
 ERROR_BYTES_MAX = 400
@@ -141,30 +140,6 @@ def read_xids(texts: Sequence[str]) -> list[bytes]:
     if wrong:
         raise InvalidRequest(*wrong)
     return list(xids)
-
-
-def read_registration(request: registry_pb2.RegisterParticipantRequest) -> ParticipantRow:
-    """A checked registration. Raises InvalidRequest, with every wrong field."""
-    wrong: list[Violation] = []
-    _check_name("participant", request.participant, wrong)
-    match = ADDRESS.match(request.address)
-    if len(request.address) > ADDRESS_CHARS_MAX or match is None or not 0 < int(match[2]) < 65536:
-        wrong.append(Violation("address", f"is not host:port with at most {ADDRESS_CHARS_MAX} characters"))
-    if not 0 < len(request.actions) <= ACTIONS_MAX:
-        wrong.append(Violation("actions", f"has {len(request.actions)} actions; 1 to {ACTIONS_MAX} are needed"))
-    actions: dict[str, str] = {}
-    for n, action in enumerate(request.actions):
-        _check_name(f"actions[{n}].name", action.name, wrong)
-        if action.name in actions:
-            wrong.append(Violation(f"actions[{n}].name", f"is there twice: {action.name}"))
-        fence_id = action.fence_id
-        if not 0 < len(fence_id) <= FENCE_ID_CHARS_MAX or not fence_id.isprintable():
-            limit = f"needs 1 to {FENCE_ID_CHARS_MAX} printable characters"
-            wrong.append(Violation(f"actions[{n}].fence_id", limit))
-        actions[action.name] = fence_id
-    if wrong:
-        raise InvalidRequest(*wrong)
-    return ParticipantRow(request.participant, request.address, actions)
 
 
 def check_name(field: str, name: str) -> None:

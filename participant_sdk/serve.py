@@ -1,7 +1,8 @@
 """Serving a participant: attach it to a gRPC server, register it, and end without cutting anything off.
 
 Ending has an order: first no call is taken any more (it is answered "unknown, stopping" and will be repeated
-elsewhere or later), then the handlers that run may end and their replies leave, then the streams and the server end.
+elsewhere or later) and the address is withdrawn at the coordinator, then the handlers that run may end and their
+replies leave, then the streams and the server end.
 A server that stopped first would cut off the replies of what it has just committed.
 """
 
@@ -69,8 +70,10 @@ class Serving:
     def stop(self, grace: float = 0.0) -> bool:
         """Take no more calls, give those that run `grace` seconds, end; whether all of them ended."""
         if self._registration is not None:
-            self._registration.stop()
+            self._registration.leave()  # other instances get the calls while this one ends
         ended = self._attached.drain(grace)
+        if self._registration is not None:
+            self._registration.stop()
         self._server.stop(LAST_REPLIES_SECONDS).wait()
         return _told_about(self._attached.name, ended)
 
@@ -104,8 +107,10 @@ class AsyncServing:
     async def stop(self, grace: float = 0.0) -> bool:
         """As `Serving.stop`."""
         if self._registration is not None:
-            await self._registration.stop()
+            self._registration.leave()
         ended = await self._attached.drain(grace)
+        if self._registration is not None:
+            await self._registration.stop()
         await self._server.stop(LAST_REPLIES_SECONDS)
         return _told_about(self._attached.name, ended)
 

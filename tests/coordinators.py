@@ -136,6 +136,11 @@ class CoordinatorProcess:
         request = registration(participant, address, actions, replace_fence=replace_fence)
         registry_pb2_grpc.RegistryServiceStub(self.channel()).RegisterParticipant(request, timeout=CALL_S)
 
+    def withdraw(self, participant: str, address: str) -> None:
+        """Have no more calls go to an address."""
+        request = registry_pb2.WithdrawParticipantRequest(participant=participant, address=address)
+        registry_pb2_grpc.RegistryServiceStub(self.channel()).WithdrawParticipant(request, timeout=CALL_S)
+
     def _end(self, number: signal.Signals) -> int:
         while self._channels:
             self._channels.pop().close()

@@ -18,10 +18,15 @@ _FLAGS = (
     ("key-namespace", "TEXT", "Keeps this coordinator's idempotency keys apart from others'."),
     ("timeout-ms", "MS", "A transaction's time-out when it names none.  [default: 30000]"),
     ("call-timeout-ms", "MS", "Time-out of one call to a participant.  [default: 5000]"),
+    ("call-timeouts-ms", "NAME=MS,…", "Likewise of calls to some: bank.debit=3000,bank=8000."),
     ("lease-ms", "MS", "After this a silent coordinator's work is taken over.  [default: 10000]"),
     ("backoff-base-ms", "MS", "Ceiling of the first pause before a retry.  [default: 100]"),
     ("backoff-cap-ms", "MS", "Ceiling of every pause before a retry.  [default: 15000]"),
     ("attention-after", "N", "Attempts after which a person should look.  [default: 10]"),
+    ("alert-url", "URL", "Is told (HTTP POST) of every transaction that gets attention."),
+    ("live-max", "N", "Transactions in flight, beyond which none may begin.  [default: 20000]"),
+    ("retention-ms", "MS", "How long finished transactions are kept; 0: for ever.  [default: 2592000000]"),
+    ("purge-ms", "MS", "How often what is older is deleted.  [default: 60000]"),
     ("drain-ms", "MS", "How long a stop waits for what is running.  [default: 10000]"),
     ("log-format", "console|json", "Format of the log on standard error.  [default: console]"),
     ("log-level", "LEVEL", "debug, info, warning or error.  [default: info]"),
@@ -60,4 +65,8 @@ def config_show(config_path: str | None, output: str, **flags: Any) -> None:
         return
     from .output import print_table
 
-    print_table(("SETTING", "VALUE", "FROM"), [(n, str(v), origins[n]) for n, v in values.items()], wraps=("FROM",))
+    print_table(("SETTING", "VALUE", "FROM"), [(n, _text(v), origins[n]) for n, v in values.items()], wraps=("FROM",))
+
+
+def _text(value: Any) -> str:
+    return ",".join(f"{name}={ms}" for name, ms in value.items()) if isinstance(value, dict) else str(value)

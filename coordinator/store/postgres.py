@@ -23,6 +23,7 @@ import structlog
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int8BinaryDumper
 
+from ..model import FORMAT
 from .rows import Batch, Claim, Fault, Row, StoreError, StoreUnreachable
 from .schema import UNKNOWN_INCARNATION
 
@@ -66,13 +67,18 @@ _FLUSH_BOTH = (
 # Locking, so that it waits for whoever is still writing these rows: a plain read would prove nothing (protocol A1).
 _STANDING = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE xid = ANY(%b::bytea[]) ORDER BY xid FOR SHARE"
 _HOLDERS = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE key = ANY(%b::bytea[]) ORDER BY xid"
-_PEEK = f"SELECT {_NOW_MS}, (SELECT min(wake_ms) FROM tricord_transaction WHERE wake_ms IS NOT NULL)"
+# Rows that a newer program has written are its own to drive (protocol G2).
+_READABLE = f"format <= {FORMAT}"
+_PEEK = (
+    f"SELECT {_NOW_MS}, (SELECT wake_ms FROM tricord_transaction WHERE wake_ms IS NOT NULL AND {_READABLE} "
+    "ORDER BY wake_ms LIMIT 1)"
+)
 _STATES = "SELECT xid, state FROM tricord_transaction WHERE xid = ANY(%b::bytea[])"
 # Not the control file's: that one goes on telling the old timeline until the first checkpoint after a failover.
 _TIMELINE = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 # statement_timestamp() is an index condition; the volatile clock_timestamp() would be a filter over all (A8).
 _CLAIM = f"""
-    WITH due AS (SELECT xid FROM tricord_transaction WHERE wake_ms <= {_NOW_MS}
+    WITH due AS (SELECT xid FROM tricord_transaction WHERE wake_ms <= {_NOW_MS} AND {_READABLE}
                  ORDER BY wake_ms LIMIT %s FOR UPDATE SKIP LOCKED)
     UPDATE tricord_transaction t SET wake_ms = {_NOW_MS} + %s FROM due WHERE t.xid = due.xid
     RETURNING {_T_COLUMNS}

@@ -1,6 +1,8 @@
 """The tables, as SQLAlchemy MetaData: the one source of the schema; creating and checking them.
 
-Migrations are Alembic's; a test compares what they make with the MetaData here.
+Migrations are Alembic's; a test compares what they make with the MetaData here. ``migrate`` brings an older store up
+to date while coordinators run on it (protocol G2): a revision only adds what older programs need not know, and the
+store itself says which row format may be written and which program is too old for it.
 """
 
 from __future__ import annotations
@@ -8,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from ..model import FORMAT
 from .rows import StoreError
 
-REVISION = "0001"
-"""The schema revision that this program runs on."""
+REVISIONS = ("0001", "0002")
+"""The schema's revisions that this program knows, oldest first. It runs on the last, and on later ones that let it."""
+REVISION = REVISIONS[-1]
 VERSION_TABLE = "tricord_schema_version"
 
 UNKNOWN_INCARNATION = "unknown"
@@ -64,35 +68,98 @@ participants = sa.Table(
     sa.Column("updated_ms", sa.BigInteger, nullable=False),
 )
 
+participant_addresses = sa.Table(
+    "tricord_participant_address",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("address", sa.Text, primary_key=True),
+    sa.Column("actions", sa.JSON, nullable=False),
+    sa.Column("seen_ms", sa.BigInteger, nullable=False),
+)
+
 store_info = sa.Table(
     "tricord_store",
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("store_id", sa.Text, nullable=False),
     sa.Column("incarnation", sa.Text, nullable=False),
+    # The highest row format that may be written, and the lowest that a program must read to run here.
+    sa.Column("format", sa.SmallInteger, nullable=False, server_default=sa.text("1")),
+    sa.Column("oldest_program", sa.SmallInteger, nullable=False, server_default=sa.text("1")),
 )
 
 
-def ensure_schema(engine: sa.Engine) -> None:
-    """Create the tables in an empty database; refuse a schema that this program does not know.
+class Stand(NamedTuple):
+    """How far a store has been migrated."""
 
-    Raises StoreError. Two coordinators may do it at once: the loser finds the winner's tables.
+    revision: str
+    """Empty: there are no tables yet."""
+    format: int = 1
+    oldest_program: int = 1
+
+
+class StoreBehind(StoreError):
+    """The store is older than the program."""
+
+
+def ensure_schema(engine: sa.Engine) -> None:
+    """Create the tables in an empty database; refuse a schema on which this program must not run.
+
+    Raises StoreBehind, StoreError. Two coordinators may do it at once: the loser finds the winner's tables.
     """
-    for attempt in range(10):
-        revisions = _revisions(engine)
-        if revisions == [REVISION]:
-            return
-        if revisions:
-            raise StoreError(
-                f"the store has schema revision {', '.join(revisions)}, this program runs on {REVISION}: "
-                "it was made by another version of Tricord; run that version or a newer one"
-            )
-        try:
-            _upgrade(engine)
-        except sa.exc.DBAPIError:
-            if attempt == 9:
-                raise
-            time.sleep(0.1 * (attempt + 1))
+    stand = read_stand(engine)
+    if not stand.revision:
+        stand = _upgrade(engine)
+    if stand.revision in REVISIONS[:-1]:
+        raise StoreBehind(
+            f"the store has schema revision {stand.revision}, this program needs {REVISION}: run `tricord migrate` "
+            "(coordinators of the older version go on working)"
+        )
+    _check_oldest(stand)
+
+
+def migrate(engine: sa.Engine, *, finish: bool) -> Stand:
+    """Bring the schema up to this program's revision, and with ``finish`` shut out older programs; returns the result.
+
+    Without ``finish`` programs of the revision before go on working. Doing it again changes nothing. Raises StoreError
+    if the store is newer than this program.
+    """
+    stand = read_stand(engine)
+    if not stand.revision or stand.revision in REVISIONS[:-1]:
+        stand = _upgrade(engine)
+    _check_oldest(stand)
+    if not finish or stand.format >= FORMAT:
+        return stand
+    with engine.begin() as connection:
+        finished = {"format": FORMAT, "oldest_program": max(FORMAT, stand.oldest_program)}
+        connection.execute(store_info.update().where(store_info.c.format < FORMAT).values(**finished))
+    return read_stand(engine)
+
+
+def read_stand(engine: sa.Engine) -> Stand:
+    """How far the store has been migrated."""
+    inspector = sa.inspect(engine)
+    if not inspector.has_table(VERSION_TABLE):
+        return Stand("")
+    with engine.connect() as connection:
+        rows = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}"))  # a constant
+        revision = ", ".join(str(row.version_num) for row in rows)
+        if not revision.isdecimal() or int(revision) <= int(REVISIONS[0]):
+            return Stand(revision)
+        columns = sa.select(store_info.c.format, store_info.c.oldest_program)
+        found = connection.execute(columns).one_or_none()
+    return Stand(revision) if found is None else Stand(revision, found.format, found.oldest_program)
+
+
+def _check_oldest(stand: Stand) -> None:
+    later = stand.revision.isdecimal() and int(stand.revision) > int(REVISION)
+    if (stand.revision == REVISION or later) and stand.oldest_program <= FORMAT:
+        return
+    raise StoreError(
+        f"the store has schema revision {stand.revision} for programs from format {stand.oldest_program} on, this "
+        f"program runs on {REVISION} and has format {FORMAT}: the store belongs to another version of Tricord; run "
+        "that version or a newer one"
+    )
 
 
 def store_identity(engine: sa.Engine, incarnation: str) -> tuple[str, bool]:
@@ -126,16 +193,23 @@ def store_identity(engine: sa.Engine, incarnation: str) -> tuple[str, bool]:
         return str(row.store_id), True
 
 
-def _revisions(engine: sa.Engine) -> Sequence[str]:
-    if not sa.inspect(engine).has_table(VERSION_TABLE):
-        return []
-    with engine.connect() as connection:
-        rows = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}"))  # a constant
-        return [str(row.version_num) for row in rows]
+def _upgrade(engine: sa.Engine) -> Stand:
+    """Run the revisions that are missing. An empty store is finished at once: no older program knows of it."""
+    for attempt in range(10):
+        try:
+            _upgrade_once(engine)
+        except sa.exc.DBAPIError:  # another does the same, or old coordinators hold what must be changed
+            if attempt == 9:
+                raise
+            time.sleep(0.1 * (attempt + 1))
+        stand = read_stand(engine)
+        if stand.revision and stand.revision not in REVISIONS[:-1]:
+            return stand
+    raise StoreError(f"the store's schema could not be brought to revision {REVISION}")
 
 
-def _upgrade(engine: sa.Engine) -> None:
-    # Only an empty store pays for importing Alembic.
+def _upgrade_once(engine: sa.Engine) -> None:
+    # Only who migrates pays for importing Alembic.
     from alembic import command
     from alembic.config import Config
 
@@ -145,5 +219,9 @@ def _upgrade(engine: sa.Engine) -> None:
         if engine.dialect.name == "sqlite":
             # The driver begins no local transaction before CREATE TABLE: a crash would leave half of the tables.
             connection.exec_driver_sql("BEGIN IMMEDIATE")
+        empty = not sa.inspect(connection).has_table(VERSION_TABLE)
         config.attributes["connection"] = connection
         command.upgrade(config, REVISION)
+        if empty:
+            made = {"store_id": secrets.token_hex(16), "incarnation": UNKNOWN_INCARNATION}
+            connection.execute(store_info.insert().values(id=1, format=FORMAT, oldest_program=FORMAT, **made))

@@ -18,6 +18,7 @@ from typing import IO
 
 import sqlalchemy as sa
 
+from ..model import FORMAT
 from .rows import Batch, Claim, Fault, Row, StoreError
 
 _COLUMNS = ", ".join(Row._fields)
@@ -30,8 +31,13 @@ _UPDATE = (
 )
 _BY_XID = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE xid = ?"
 _BY_KEY = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE key = ?"
-_DUE = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE wake_ms <= ? ORDER BY wake_ms LIMIT ?"
-_NEXT = "SELECT min(wake_ms) FROM tricord_transaction WHERE wake_ms IS NOT NULL"
+# Rows that a newer program has written are its own to drive (protocol G2).
+_READABLE = f"format <= {FORMAT}"
+_DUE = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE wake_ms <= ? AND {_READABLE} ORDER BY wake_ms LIMIT ?"
+_NEXT = (
+    "SELECT (SELECT wake_ms FROM tricord_transaction "
+    f"WHERE wake_ms IS NOT NULL AND {_READABLE} ORDER BY wake_ms LIMIT 1)"
+)
 _BUSY_TIMEOUT_MS = 1_000  # short, since nothing interrupts it; what meets a lock is run again anyway
 _PARAMETERS_MAX = 500
 """Of one statement: older SQLites take no more than 999."""

@@ -8,6 +8,7 @@ goes out again on a new one, and the rows' ``save_id`` tell whose they are.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,9 @@ from typing import TypeVar
 import sqlalchemy as sa
 import structlog
 
-from . import schema
+from ..model import FORMAT, State
+from . import registry, schema
+from .history import Page, purge_page
 from .rows import Backend, Batch, Claim, Fault, ListFilter, LookedUp, ParticipantRow, Row, RowRejected, StoreError
 
 _log = structlog.get_logger(__name__)
@@ -28,6 +31,8 @@ _T = TypeVar("_T")
 CLOCK_READ_S_MAX = 0.25
 _PAUSE_S_MIN = 0.02
 _PAUSE_S_MAX = 1.0
+_FORMAT_S = 5.0
+"""How old the knowledge of the store's format may get: `tricord migrate --finish` takes effect without a restart."""
 
 
 class StoreClosed(StoreError):
@@ -64,8 +69,9 @@ class Store:
         self._clock_read = False
         self._offset_ms = time.time() * 1000 - time.monotonic() * 1000
         self.store_id = ""
-        self.format = 2
-        """The highest row format that may be written."""
+        self.format = 1
+        """The highest row format that this program may write here, as last heard."""
+        self._format_read_s = 0.0
         self.flushes = 0
         """Flushes that were committed."""
 
@@ -79,6 +85,7 @@ class Store:
         try:
             self._engine = self._backend.engine()
             schema.ensure_schema(self._engine)
+            self._read_format()
             incarnation = self._backend.incarnation()
             self.store_id, changed = schema.store_identity(self._engine, incarnation)
         except sa.exc.SQLAlchemyError as error:
@@ -128,7 +135,25 @@ class Store:
     async def claim(self, limit: int, lease_ms: int) -> Claim:
         """Take over up to ``limit`` rows that are due, for a lease; see ``Backend.claim``."""
         loop = asyncio.get_running_loop()
+        if time.monotonic() - self._format_read_s > _FORMAT_S:
+            self._format_read_s = time.monotonic()
+            loop.run_in_executor(self._others, self._read_format_again)  # beside the claim: nobody waits for it
         return await loop.run_in_executor(self._reader, self._claim, limit, lease_ms)
+
+    def _read_format_again(self) -> None:
+        before = self.format
+        with contextlib.suppress(sa.exc.SQLAlchemyError):  # the claim says so when the store is away
+            self._read_format()
+        if self.format != before:
+            _log.info("store.format", format=self.format)
+
+    def _read_format(self) -> None:
+        assert self._engine is not None
+        stand = schema.read_stand(self._engine)
+        self._format_read_s = time.monotonic()
+        if stand.oldest_program > FORMAT:
+            _log.error("store.program_too_old", hint="the store was migrated past this program; start a newer one")
+        self.format = min(stand.format, FORMAT)
 
     def _flush(self, batch: Batch) -> list[Row | RowRejected | None]:
         pause_s = _PAUSE_S_MIN
@@ -208,52 +233,39 @@ class Store:
     async def list(self, which: ListFilter) -> Sequence[Row]:
         """Transactions, newest first."""
         t = schema.transactions
-        query = sa.select(t).order_by(t.c.xid.desc()).limit(which.limit)
+        found = sa.select(t.c.xid).order_by(t.c.xid.desc()).limit(which.limit)
         if which.states:
-            query = query.where(t.c.state.in_(which.states))
+            found = found.where(t.c.state.in_(which.states))
+            if not any(State(state).finished for state in which.states):
+                found = found.where(t.c.wake_ms.is_not(None))  # by the index that has no finished ones in it
         if which.created_before_ms is not None:
-            query = query.where(t.c.created_ms <= which.created_before_ms)
+            found = found.where(t.c.created_ms <= which.created_before_ms)
         if which.participant:
-            query = query.where(t.c.participants.contains(f",{which.participant},", autoescape=True))
+            found = found.where(t.c.participants.contains(f",{which.participant},", autoescape=True))
         if which.before_xid is not None:
-            query = query.where(t.c.xid < which.before_xid)
+            found = found.where(t.c.xid < which.before_xid)
+        # First which ones, then all of them: whole rows are wide, and would be sorted.
+        page = found.subquery()
+        query = sa.select(t).join(page, t.c.xid == page.c.xid).order_by(t.c.xid.desc())
         return await self._run(lambda connection: [_row(found) for found in connection.execute(query)])
 
-    async def participants(self) -> Sequence[ParticipantRow]:
-        """All registered participants."""
-        p = schema.participants
-        query = sa.select(p.c.name, p.c.address, p.c.actions, p.c.withdrawn).order_by(p.c.name)
-        return await self._run(lambda connection: [ParticipantRow(*found) for found in connection.execute(query)])
+    async def purge_page(self, after: bytes, below: bytes, before_ms: int) -> Page:
+        """Delete finished rows of one page of old ones; see ``history``."""
+        return await self._run(lambda connection: purge_page(connection, after, below, before_ms))
 
-    async def register(self, row: ParticipantRow, *, replace_fence: bool) -> dict[str, tuple[str, str]]:
-        """Store a participant, in place of what was stored under its name.
+    async def participants(self) -> Sequence[registry.KnownParticipant]:
+        """All participants."""
+        return await self._run(registry.read_all)
 
-        Returns what stands in the way, and then stores nothing: action -> (stored fence id, the one given now).
-        """
-        return await self._run(lambda connection: self._register(connection, row, replace_fence))
+    async def register(self, row: ParticipantRow, *, replace_fence: bool) -> registry.Refused | None:
+        """Store an instance of a participant, or that it was heard of; or nothing, and what stands in the way."""
+        return await self._run(
+            lambda connection: registry.register(connection, row, self.now_ms(), replace_fence=replace_fence)
+        )
 
-    def _register(
-        self, connection: sa.Connection, row: ParticipantRow, replace_fence: bool
-    ) -> dict[str, tuple[str, str]]:
-        p = schema.participants
-        stored = sa.select(p.c.address, p.c.actions, p.c.withdrawn).where(p.c.name == row.name).with_for_update()
-        found = connection.execute(stored).one_or_none()
-        values = {"address": row.address, "actions": dict(row.actions), "withdrawn": {}, "updated_ms": self.now_ms()}
-        if found is None:
-            connection.execute(p.insert().values(name=row.name, **values))
-            return {}
-        known: dict[str, str] = {**found.withdrawn, **found.actions}
-        clashes = {
-            action: (known[action], fence_id)
-            for action, fence_id in row.actions.items()
-            if known.get(action, fence_id) != fence_id
-        }
-        if clashes and not replace_fence:
-            return clashes
-        values["withdrawn"] = {action: fence_id for action, fence_id in known.items() if action not in row.actions}
-        if (found.address, found.actions, found.withdrawn) != (row.address, values["actions"], values["withdrawn"]):
-            connection.execute(p.update().where(p.c.name == row.name).values(**values))
-        return {}
+    async def withdraw(self, name: str, address: str) -> bool:
+        """Forget an instance of a participant; whether it was known."""
+        return await self._run(lambda connection: registry.withdraw(connection, name, address, self.now_ms()))
 
     async def _run(self, work: Callable[[sa.Connection], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._others, self._run_blocking, work)

@@ -196,8 +196,9 @@ class TestServeRefuses:
             pass
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("UPDATE tricord_schema_version SET version_num = '9999'")
+            connection.execute("UPDATE tricord_store SET oldest_program = 99")
             connection.commit()
-        fails(self.serve("--store", str(path)), ERROR, "9999", "0001", "newer")
+        fails(self.serve("--store", str(path)), ERROR, "99", "newer")
         with closing(sqlite3.connect(path)) as connection:
             assert connection.execute("SELECT version_num FROM tricord_schema_version").fetchone() == ("9999",)
 
@@ -207,7 +208,8 @@ class TestServeRefuses:
             pass
         with psycopg.connect(pg_database) as connection:
             connection.execute("UPDATE tricord_schema_version SET version_num = '9999'")
-        fails(self.serve("--store", pg_database), ERROR, "9999", "0001")
+            connection.execute("UPDATE tricord_store SET oldest_program = 99")
+        fails(self.serve("--store", pg_database), ERROR, "99", "newer")
 
     def test_an_unreachable_postgresql(self) -> None:
         port = free_port()

@@ -9,11 +9,14 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.delivery import RESULT_BYTES_MAX, SILENT_MAX, Delivery, Link
+from coordinator.delivery import Delivery
+from coordinator.delivery_breaker import SILENT_MAX
+from coordinator.delivery_link import Link
 from coordinator.model import BranchSpec, Call, Outcome, Phase, Reply, Spec
 from coordinator.participants import Participants
 from coordinator.store.rows import ParticipantRow
 from coordinator.store.store import Store, backend_for
+from coordinator.wire import RESULT_BYTES_MAX
 from tests.coordinators import CALL_S, CoordinatorProcess, branch, execute_request, states
 from tricord.v1 import coordinator_pb2 as pb
 from tricord.v1 import participant_pb2, types_pb2
@@ -229,6 +232,11 @@ class Addresses:
         """A participant is there now."""
         await self.participants.register(ParticipantRow(name, address, {"debit": "fence-1"}), replace_fence=False)
 
+    async def move(self, name: str, old: str, new: str) -> None:
+        """A participant is no longer where it was."""
+        await self.register(name, new)
+        await self.participants.withdraw(name, old)
+
     def call(self, branch: int, timeout_ms: int = 30_000) -> asyncio.Future[Reply]:
         """Send a Try."""
         replied: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -279,7 +287,7 @@ class TestAddresses:
             late = addresses.call(0, timeout_ms=3_000)
             await asyncio.to_thread(old.wait_for, 1)
             channel = addresses.delivery._links[old.address]._channel
-            await addresses.register("bank", new.address)
+            await addresses.move("bank", old.address, new.address)
             assert (await addresses.call(0)).outcome is Outcome.DONE
             assert list(addresses.delivery._links) == [new.address]
             assert not late.done()
@@ -294,7 +302,7 @@ class TestAddresses:
             await addresses.register("bank", old.address)
             await addresses.register("shop", old.address)
             assert (await addresses.call(0)).outcome is Outcome.DONE
-            await addresses.register("bank", new.address)
+            await addresses.move("bank", old.address, new.address)
             assert (await addresses.call(0)).outcome is Outcome.DONE
             assert (await addresses.call(1)).outcome is Outcome.DONE
             assert {*addresses.delivery._links} == {old.address, new.address}
@@ -307,7 +315,7 @@ class TestAddresses:
             open_ = addresses.call(0)
             await asyncio.to_thread(old.wait_for, 1)
             channel = addresses.delivery._links[old.address]._channel
-            await addresses.register("bank", new.address)
+            await addresses.move("bank", old.address, new.address)
             assert (await addresses.call(0)).outcome is Outcome.DONE
             await addresses.delivery.close()
             assert (await asyncio.wait_for(open_, CALL_S)).outcome is Outcome.UNKNOWN
@@ -315,7 +323,8 @@ class TestAddresses:
 
     async def test_it_may_come_back(self, addresses: Addresses) -> None:
         with ParticipantServer() as one, ParticipantServer() as two:
-            for server in (one, two) * 3:
-                await addresses.register("bank", server.address)
+            await addresses.register("bank", two.address)
+            for old, new in ((two, one), (one, two)) * 3:
+                await addresses.move("bank", old.address, new.address)
                 assert (await addresses.call(0)).outcome is Outcome.DONE
             assert len(addresses.delivery._links) == 1

@@ -45,6 +45,8 @@ def bank(pair: tuple[CoordinatorProcess, CoordinatorProcess]) -> Iterator[Partic
         pair[0].register("bank", participant.address)
         pair[1].register("bank", participant.address)
         yield participant
+        for coordinator in pair:
+            coordinator.withdraw("bank", participant.address)
 
 
 def begin(stub: Stub, *, key: str = "", timeout_ms: int = 20_000) -> str:

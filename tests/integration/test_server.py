@@ -42,6 +42,7 @@ def bank(coordinator: CoordinatorProcess) -> Iterator[ParticipantServer]:
     with ParticipantServer() as participant:
         coordinator.register("bank", participant.address)
         yield participant
+        coordinator.withdraw("bank", participant.address)
 
 
 class Gate:

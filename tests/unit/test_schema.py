@@ -4,9 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 
+from coordinator.model import FORMAT
 from coordinator.store import schema
 from coordinator.store.rows import Row, StoreError
 
@@ -59,7 +62,7 @@ def test_migrations_make_what_the_metadata_says(engine: sa.Engine) -> None:
         schema.metadata.drop_all(connection)
         schema.metadata.create_all(connection)
     assert migrated == described(engine)
-    assert set(migrated) == {"tricord_transaction", "tricord_participant", "tricord_store"}
+    assert set(migrated) == {table.name for table in schema.metadata.sorted_tables}
 
 
 def test_the_index_of_due_work_holds_open_rows_only(engine: sa.Engine) -> None:
@@ -83,16 +86,58 @@ def test_creating_it_again_changes_nothing(engine: sa.Engine) -> None:
         assert connection.execute(sa.select(sa.func.count()).select_from(schema.participants)).scalar() == 1
 
 
-@pytest.mark.parametrize("revision", ["9999", "0000", "abc"])
-def test_another_revision_is_refused_and_left_alone(engine: sa.Engine, revision: str) -> None:
-    schema.ensure_schema(engine)
+def at_revision(engine: sa.Engine, revision: str) -> None:
+    """An empty store as the program of that revision made it."""
+    config = Config()
+    config.set_main_option("script_location", "coordinator:store/migrations")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+        connection.execute(sa.text("INSERT INTO tricord_store (id, store_id, incarnation) VALUES (1, 'old', 'one')"))
+
+
+def claims_to_be(engine: sa.Engine, revision: str, oldest_program: int = FORMAT) -> None:
+    """As a store that another program has migrated."""
     with engine.begin() as connection:
         connection.execute(sa.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = '{revision}'"))
-    with pytest.raises(StoreError, match=f"schema revision {revision}, this program runs on {schema.REVISION}"):
-        schema.ensure_schema(engine)
+        connection.execute(schema.store_info.update().values(oldest_program=oldest_program))
+
+
+@pytest.mark.parametrize(("revision", "oldest"), [("9999", FORMAT + 1), ("0002", FORMAT + 1), ("0000", 1), ("abc", 1)])
+def test_another_revision_is_refused_and_left_alone(engine: sa.Engine, revision: str, oldest: int) -> None:
+    schema.ensure_schema(engine)
+    claims_to_be(engine, revision, oldest)
+    for refused in (schema.ensure_schema, lambda engine: schema.migrate(engine, finish=True)):
+        with pytest.raises(StoreError, match=f"schema revision {revision} .*, this program runs on {schema.REVISION}"):
+            refused(engine)
     with engine.connect() as connection:
         version = connection.execute(sa.text(f"SELECT version_num FROM {schema.VERSION_TABLE}")).scalar()
+        assert connection.execute(sa.select(schema.store_info.c.oldest_program)).scalar() == oldest
     assert version == revision
+
+
+def test_a_later_revision_that_lets_this_program_run_is_taken(engine: sa.Engine) -> None:
+    schema.ensure_schema(engine)
+    claims_to_be(engine, "9999", FORMAT)
+    schema.ensure_schema(engine)
+    assert schema.migrate(engine, finish=True) == schema.Stand("9999", FORMAT, FORMAT)
+
+
+def test_an_empty_store_is_finished_at_once(engine: sa.Engine) -> None:
+    assert schema.read_stand(engine) == schema.Stand("")
+    schema.ensure_schema(engine)
+    assert schema.read_stand(engine) == schema.Stand(schema.REVISION, FORMAT, FORMAT)
+
+
+def test_an_older_store_is_migrated_in_two_steps(engine: sa.Engine) -> None:
+    at_revision(engine, "0001")
+    assert schema.read_stand(engine) == schema.Stand("0001")
+    with pytest.raises(schema.StoreBehind, match="run `tricord migrate`"):
+        schema.ensure_schema(engine)
+    for finish, expected in ((False, 1), (False, 1), (True, FORMAT), (True, FORMAT), (False, FORMAT)):
+        assert schema.migrate(engine, finish=finish) == schema.Stand(schema.REVISION, expected, expected)
+        schema.ensure_schema(engine)
+    assert schema.store_identity(engine, "one") == ("old", False)
 
 
 def test_the_identity_is_made_once(engine: sa.Engine) -> None:

@@ -16,7 +16,7 @@ NAMES_THAT_SAY_NOTHING = {"utils", "helpers", "manager", "base", "common"}
 STRANGERS = {"coordinator": "participant_sdk", "participant_sdk": "coordinator"}
 """Who never imports whom: both import only the contract."""
 WIRE = {
-    "coordinator": ("server", "operator", "delivery", "wire", "cli"),
+    "coordinator": ("server", "operator", "registry", "rpc", "delivery", "wire", "cli"),
     "participant_sdk": ("service", "serve", "client", "coordinator_messages", "exchange", "registration"),
 }
 """The modules (or folders) whose names begin so may know protobuf types."""

@@ -13,7 +13,7 @@ LARGEST = {f"{n:064}": "漢" * 256 for n in range(16)}
 
 @pytest.fixture
 def answering() -> Coordinator:
-    return Coordinator()
+    return Coordinator()  # type: ignore[abstract]
 
 
 @pytest.fixture(params=["sync", "async"])

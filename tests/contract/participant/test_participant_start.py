@@ -462,7 +462,7 @@ async def stop(world: World, serving: Any) -> None:
 
 
 async def test_it_registers_itself(world: World) -> None:
-    registry = Registry()
+    registry = Registry()  # type: ignore[abstract]
     server, address = await start_registry(registry)
     serving = await start_registering(world, address)
     try:
@@ -481,7 +481,7 @@ async def test_it_waits_for_a_coordinator_that_is_not_there_yet(world: World, ca
     serving = await start_registering(world, f"127.0.0.1:{port}", advertise="bank.example:1")
     try:
         assert not await registered(world, serving, 0.3)
-        registry = Registry()
+        registry = Registry()  # type: ignore[abstract]
         server, _ = await start_registry(registry, port)
         try:
             assert await registered(world, serving, 20)
@@ -495,7 +495,7 @@ async def test_it_waits_for_a_coordinator_that_is_not_there_yet(world: World, ca
 
 
 async def test_a_definite_refusal_ends_the_start(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    registry = Registry()
+    registry = Registry()  # type: ignore[abstract]
     registry.refusal = (grpc.StatusCode.FAILED_PRECONDITION, "bank/debit belongs to another fence database")
     server, address = await start_registry(registry)
     serving = await start_registering(world, address)

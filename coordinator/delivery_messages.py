@@ -1,0 +1,88 @@
+"""Calls and replies between the wire and the model; what a participant sends has limits."""
+
+from __future__ import annotations
+
+from google.protobuf.duration_pb2 import Duration
+
+from tricord.v1 import participant_pb2 as pb
+from tricord.v1 import types_pb2
+
+from .model import Call, Outcome, Payload, Phase, Refusal, Reply, Spec
+from .orders import BRANCHES_MAX
+from .wire import CONTENT_TYPE_CHARS_MAX, FENCE_ID_CHARS_MAX, RESULT_BYTES_MAX
+
+_CALL_BYTES = 200
+"""Of a call without its payload and metadata, about."""
+
+_OUTCOMES = {
+    pb.OUTCOME_DONE: Outcome.DONE,
+    pb.OUTCOME_REFUSED: Outcome.REFUSED,
+    pb.OUTCOME_VIOLATION: Outcome.VIOLATION,
+}
+
+
+def call_message(xid: str, spec: Spec, call: Call) -> pb.Call:
+    """A call on its way; its call_id is its link's to set."""
+    branch = spec.branches[call.branch]
+    message = pb.Call(
+        phase=call.phase,  # type: ignore[arg-type]  # the same numbers; a test compares them
+        xid=xid,
+        branch_id=call.branch + 1,
+        participant=branch.participant,
+        action=branch.action,
+        payload=types_pb2.Payload(data=branch.payload.data, content_type=branch.payload.content_type),
+        attempt=call.attempt,
+        timeout=Duration(seconds=call.timeout_ms // 1000, nanos=call.timeout_ms % 1000 * 1_000_000),
+    )
+    if spec.metadata:
+        message.metadata.update(spec.metadata)
+    return message
+
+
+def call_bytes(message: pb.Call) -> int:
+    """How large a call is, about."""
+    size = len(message.payload.data) + _CALL_BYTES
+    if message.metadata:
+        size += sum(len(key) + len(value.encode()) + 8 for key, value in message.metadata.items())
+    return size
+
+
+def reply_of(branch: int, phase: Phase, reply: pb.Reply, registered: str) -> Reply:
+    """What a reply says of the call that it answers.
+
+    Out of another fence database than the registered one (if any is) it says nothing about this branch (protocol C3).
+    """
+    outcome = _OUTCOMES.get(reply.outcome, Outcome.UNKNOWN)
+    excess = _excess(reply)
+    if excess and outcome is not Outcome.UNKNOWN:
+        # Nothing that is asked again would be answered otherwise: of a Try it is a refusal.
+        fence_id = reply.fence_id[:FENCE_ID_CHARS_MAX]
+        return Reply(branch, phase, Outcome.VIOLATION, fence_id, error=excess)
+    result = None
+    refusal = None
+    if outcome is Outcome.DONE and reply.HasField("result"):
+        result = Payload(reply.result.data, reply.result.content_type)
+    elif outcome is Outcome.REFUSED:
+        refusal = Refusal(reply.refusal.reason or "refused", reply.refusal.message)
+    error = reply.error
+    if not error and outcome in (Outcome.UNKNOWN, Outcome.VIOLATION):
+        error = f"the participant answered {outcome.name} and gave no reason"
+    if registered and reply.fence_id != registered and outcome not in (Outcome.UNKNOWN, Outcome.VIOLATION):
+        error = f"answered by fence database {reply.fence_id or '(none named)'}, registered is {registered}"
+        return Reply(branch, phase, Outcome.VIOLATION, reply.fence_id, error=error)
+    seen = tuple(reply.tried_branch_ids) if reply.tried_branch_ids else ()
+    return Reply(branch, phase, outcome, reply.fence_id, result, refusal, error, reply.attention, seen=seen)
+
+
+def _excess(reply: pb.Reply) -> str:
+    """What in a reply is beyond its limit; empty if nothing is."""
+    size = len(reply.result.data)
+    if size > RESULT_BYTES_MAX:
+        return f"Try returned a result of {size} bytes; the limit is {RESULT_BYTES_MAX}"
+    if len(reply.result.content_type) > CONTENT_TYPE_CHARS_MAX:
+        return f"the result's content_type is longer than {CONTENT_TYPE_CHARS_MAX} characters"
+    if len(reply.tried_branch_ids) > BRANCHES_MAX:
+        return f"tried_branch_ids has {len(reply.tried_branch_ids)} branches; the limit is {BRANCHES_MAX}"
+    if len(reply.fence_id) > FENCE_ID_CHARS_MAX:
+        return f"fence_id is longer than {FENCE_ID_CHARS_MAX} characters"
+    return ""

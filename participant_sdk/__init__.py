@@ -14,8 +14,8 @@
     payload, payload_libraries, payload_parts, payload_pydantic, payload_msgspec, json_types, json_text
                   annotated Python types as bytes
     call          a call, its reply, and what a handler is called with
-    client, client_request, client_asking, client_connection, coordinator_messages, coordinator_lookup,
-    initiator_metadata, transaction
+    client, client_request, client_asking, client_interacting, interactive, client_watching, client_connection,
+    coordinator_messages, coordinator_lookup, initiator_metadata, transaction
                   for initiators
     context, branch_keys, context_headers, interceptors, asgi
                   which transaction the running code belongs to, and how that travels
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         UnknownParticipant,
     )
     from participant_sdk.fence_tables import FenceTables, metadata
+    from participant_sdk.interactive import AsyncOpenTransaction, OpenTransaction
     from participant_sdk.interceptors import (
         AsyncXidServerInterceptor,
         XidClientInterceptor,
@@ -102,6 +103,7 @@ _HOMES = {
         "UnknownParticipant",
     ),
     "fence_tables": ("FenceTables", "metadata"),
+    "interactive": ("AsyncOpenTransaction", "OpenTransaction"),
     "interceptors": (
         "AsyncXidServerInterceptor",
         "XidClientInterceptor",
@@ -118,6 +120,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "SERVER_OPTIONS",
+    "AsyncOpenTransaction",
     "AsyncServing",
     "AsyncTricordClient",
     "AsyncXidServerInterceptor",
@@ -132,6 +135,7 @@ __all__ = [
     "IdempotencyKeyReused",
     "InvalidRequest",
     "NotEnlisted",
+    "OpenTransaction",
     "OutcomeUnknown",
     "Participant",
     "Payload",

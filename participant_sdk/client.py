@@ -10,11 +10,14 @@ written once, in `client_asking`; `client_connection` carries its steps out on g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 from participant_sdk.client_asking import start_execute, start_get
 from participant_sdk.client_connection import AsyncCoordinatorConnection, CoordinatorConnection
+from participant_sdk.client_interacting import Interaction
 from participant_sdk.client_request import BranchRequest, Wait
+from participant_sdk.client_watching import start_watch
+from participant_sdk.interactive import AsyncOpenTransaction, OpenTransaction
 from participant_sdk.transaction import Transaction
 
 
@@ -29,6 +32,7 @@ class TricordClient(CoordinatorConnection):
         wait: Wait = Wait.FINISHED,
         patience: float | None = None,
         metadata: Mapping[str, str] | None = None,
+        ordered: bool = False,
     ) -> Transaction:
         """Run all branches as one transaction; returns it when it is confirmed (with DECIDED: decided to be).
 
@@ -40,15 +44,46 @@ class TricordClient(CoordinatorConnection):
         64 characters A-Z a-z 0-9 . _ -, values of at most 256 printable characters. It is not part of what makes two
         requests the same: a repeat with other metadata finds the transaction with its first one.
 
+        With `ordered` the branches are tried one after another, each when the one before it is tried: cheap checks
+        first.
+
         Raises TransactionCancelled (decided; nothing happened), OutcomeUnknown (patience over; it carries the key),
         InvalidRequest, UnknownParticipant, IdempotencyKeyReused, RequestFailed (nothing was started),
         ConfigurationError (no coordinator answers there, or this client is closed).
         """
-        return self._run(start_execute(branches, idempotency_key, timeout, wait, patience, metadata))
+        return self._run(start_execute(branches, idempotency_key, timeout, wait, patience, metadata, ordered))
 
     def get(self, *, xid: str | None = None, idempotency_key: str | None = None, patience: float = 10.0) -> Transaction:
         """Read a transaction in whatever state. Raises TransactionNotFound, OutcomeUnknown (not reached)."""
         return self._run(start_get(xid, idempotency_key, patience))
+
+    def transaction(
+        self,
+        *,
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        patience: float | None = None,
+        wait: Wait = Wait.FINISHED,
+    ) -> OpenTransaction:
+        """An interactive transaction: `with client.transaction(timeout=30) as tx: hold = tx.try_(branch(...), Held)`.
+
+        Leaving the block confirms, with any exception it cancels. What was refused, or not seen tried, is never
+        confirmed. Leaving it raises TransactionCancelled, or OutcomeUnknown when the coordinator could not tell for
+        `patience` seconds whether it is confirmed. `wait` says how far the confirm is waited for. The other arguments
+        are those of `execute`. Raises InvalidRequest.
+        """
+        return OpenTransaction(Interaction(timeout, idempotency_key, metadata, patience, wait), self._run)
+
+    def watch(
+        self, *, xid: str | None = None, idempotency_key: str | None = None, patience: float = 30.0
+    ) -> Iterator[Transaction]:
+        """The transaction as it stands, then after every change, until it is finished.
+
+        A stream that breaks is opened again; nothing is lost by it but steps in between. Raises TransactionNotFound,
+        OutcomeUnknown (nothing was heard for `patience` seconds of asking), InvalidRequest.
+        """
+        return self._watch(start_watch(xid, idempotency_key, patience))
 
 
 class AsyncTricordClient(AsyncCoordinatorConnection):
@@ -62,12 +97,31 @@ class AsyncTricordClient(AsyncCoordinatorConnection):
         wait: Wait = Wait.FINISHED,
         patience: float | None = None,
         metadata: Mapping[str, str] | None = None,
+        ordered: bool = False,
     ) -> Transaction:
         """See `TricordClient.execute`. Cancelling this call does not cancel the transaction."""
-        return await self._run(start_execute(branches, idempotency_key, timeout, wait, patience, metadata))
+        return await self._run(start_execute(branches, idempotency_key, timeout, wait, patience, metadata, ordered))
 
     async def get(
         self, *, xid: str | None = None, idempotency_key: str | None = None, patience: float = 10.0
     ) -> Transaction:
         """See `TricordClient.get`."""
         return await self._run(start_get(xid, idempotency_key, patience))
+
+    def transaction(
+        self,
+        *,
+        timeout: float | None = None,
+        idempotency_key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        patience: float | None = None,
+        wait: Wait = Wait.FINISHED,
+    ) -> AsyncOpenTransaction:
+        """See `TricordClient.transaction`; with `async with`. A task that is cancelled in the block cancels it."""
+        return AsyncOpenTransaction(Interaction(timeout, idempotency_key, metadata, patience, wait), self._run)
+
+    def watch(
+        self, *, xid: str | None = None, idempotency_key: str | None = None, patience: float = 30.0
+    ) -> AsyncIterator[Transaction]:
+        """See `TricordClient.watch`."""
+        return self._watch(start_watch(xid, idempotency_key, patience))

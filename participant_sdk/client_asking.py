@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from participant_sdk.client_request import BranchRequest, Wait, new_key, request_of
 from participant_sdk.coordinator_messages import (
@@ -43,11 +43,38 @@ PAUSE_MAX_SECONDS: Final = 2.0
 CLOSED: Final = "the client is closed"
 
 
+Request: TypeAlias = (
+    coordinator_pb2.ExecuteRequest
+    | coordinator_pb2.GetRequest
+    | coordinator_pb2.LookUpRequest
+    | coordinator_pb2.BeginRequest
+    | coordinator_pb2.CoordinatorServiceTryRequest
+    | coordinator_pb2.CoordinatorServiceConfirmRequest
+    | coordinator_pb2.CoordinatorServiceCancelRequest
+    | coordinator_pb2.RenewRequest
+    | coordinator_pb2.EnlistRequest
+    | coordinator_pb2.ReportRequest
+)
+METHODS: Final[Mapping[type[Any], str]] = {
+    coordinator_pb2.ExecuteRequest: "Execute",
+    coordinator_pb2.GetRequest: "Get",
+    coordinator_pb2.LookUpRequest: "LookUp",
+    coordinator_pb2.BeginRequest: "Begin",
+    coordinator_pb2.CoordinatorServiceTryRequest: "Try",
+    coordinator_pb2.CoordinatorServiceConfirmRequest: "Confirm",
+    coordinator_pb2.CoordinatorServiceCancelRequest: "Cancel",
+    coordinator_pb2.RenewRequest: "Renew",
+    coordinator_pb2.EnlistRequest: "Enlist",
+    coordinator_pb2.ReportRequest: "Report",
+}
+"""Which RPC a request is for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Send `request` and wait up to `seconds`; gives the response, a Failure, or Closed."""
 
-    request: coordinator_pb2.ExecuteRequest | coordinator_pb2.GetRequest | coordinator_pb2.LookUpRequest
+    request: Request
     seconds: float
 
 
@@ -64,8 +91,8 @@ class Closed:
 
 
 T = TypeVar("T")
-Response: TypeAlias = coordinator_pb2.ExecuteResponse | coordinator_pb2.GetResponse | coordinator_pb2.LookUpResponse
-Answer: TypeAlias = Response | Failure | Closed | None
+Answer: TypeAlias = Any
+"""The response to a request, a Failure, or Closed; None after a pause."""
 Asking: TypeAlias = Generator[Ask | Pause, Answer, T]
 
 
@@ -85,8 +112,8 @@ def executing(request: coordinator_pb2.ExecuteRequest, wait: Wait, patience: flo
         answer = yield Ask(request, min(left, ASK_SECONDS_MAX))
         if isinstance(answer, coordinator_pb2.ExecuteResponse):
             seen, may_have_begun = read_transaction(answer.transaction), True
-            if _is_outcome(seen, wait):
-                return _confirmed(seen)
+            if is_outcome(seen, wait):
+                return confirmed(seen)
             why = f"it is still {seen.state.value}"
             tries = 0 if clock() - asked_at >= 1 else tries + 1
         elif isinstance(answer, Failure):
@@ -112,13 +139,17 @@ def _outcome_unknown(key: str, why: str, seen: Transaction | None) -> OutcomeUnk
     return OutcomeUnknown(f"{text}; execute the same branches with this idempotency_key again", key, seen)
 
 
-def _is_outcome(transaction: Transaction, wait: Wait) -> bool:
+def is_outcome(transaction: Transaction, wait: Wait) -> bool:
+    """Whether it has come as far as is waited for."""
+    if wait is Wait.ACCEPTED:
+        return True
     if wait is Wait.DECIDED and transaction.state in (TransactionState.CONFIRMING, TransactionState.CANCELLING):
         return True
     return transaction.state.finished
 
 
-def _confirmed(transaction: Transaction) -> Transaction:
+def confirmed(transaction: Transaction) -> Transaction:
+    """The transaction, unless it is cancelled, or being cancelled: raises TransactionCancelled."""
     if transaction.state in (TransactionState.CANCELLING, TransactionState.CANCELLED):
         raise TransactionCancelled(transaction, transaction.refusal)
     return transaction
@@ -135,6 +166,29 @@ def getting(request: coordinator_pb2.GetRequest, patience: float) -> Asking[Tran
         error = _unanswered(answer, request.idempotency_key)
         if not error.retryable or time.monotonic() >= gives_up_at:
             raise error
+        tries += 1
+        longest = min(PAUSE_MAX_SECONDS, PAUSE_FIRST_SECONDS * 2 ** min(tries, 10))
+        yield Pause(min(random.uniform(0, longest), max(0.0, gives_up_at - time.monotonic())))
+
+
+def persisting(request: Request, gives_up_at: float, why: str) -> Asking[Any]:
+    """Ask until there is an answer; every request here may be repeated.
+
+    `gives_up_at` is of `time.monotonic()`. Raises OutcomeUnknown, saying `why` that matters, when the time is over,
+    and what `error_of` says for a definite "no".
+    """
+    tries = 0
+    while True:
+        left = gives_up_at - time.monotonic()
+        answer = yield Ask(request, max(0.1, min(left, ASK_SECONDS_MAX)))
+        if isinstance(answer, Closed):
+            raise ConfigurationError(CLOSED)
+        if not isinstance(answer, Failure):
+            return answer
+        if not answer.retryable:
+            raise error_of(answer)
+        if time.monotonic() >= gives_up_at:
+            raise OutcomeUnknown(f"{why}: {answer}", getattr(request, "idempotency_key", ""))
         tries += 1
         longest = min(PAUSE_MAX_SECONDS, PAUSE_FIRST_SECONDS * 2 ** min(tries, 10))
         yield Pause(min(random.uniform(0, longest), max(0.0, gives_up_at - time.monotonic())))
@@ -175,12 +229,19 @@ def start_execute(
     wait: Wait,
     patience: float | None,
     metadata: Mapping[str, str] | None,
+    ordered: bool = False,
 ) -> Asking[Transaction]:
     """See `TricordClient.execute`."""
     request = request_of(branches, new_key() if idempotency_key is None else idempotency_key, timeout, wait, metadata)
-    if patience is None:
-        patience = (TIMEOUT_ASSUMED_SECONDS if timeout is None else max(timeout, 0)) + PATIENCE_BEYOND_SECONDS
-    return executing(request, wait, patience)
+    request.ordered = ordered
+    return executing(request, wait, patience_of(timeout, patience))
+
+
+def patience_of(timeout: float | None, patience: float | None) -> float:
+    """How many seconds to go on asking."""
+    if patience is not None:
+        return patience
+    return (TIMEOUT_ASSUMED_SECONDS if timeout is None else max(timeout, 0)) + PATIENCE_BEYOND_SECONDS
 
 
 def start_get(xid: str | None, idempotency_key: str | None, patience: float) -> Asking[Transaction]:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import grpc
 
-from participant_sdk.client_asking import CLOSED, Answer, Ask, Asking, Closed, Pause
+from participant_sdk.client_asking import CLOSED, METHODS, Answer, Ask, Asking, Closed, Pause
+from participant_sdk.client_watching import Watching
 from participant_sdk.coordinator_messages import Failure, read_failure
-from tricord.v1 import coordinator_pb2, coordinator_pb2_grpc
+from participant_sdk.errors import ConfigurationError
+from participant_sdk.transaction import Transaction
+from tricord.v1 import coordinator_pb2_grpc
 
 T = TypeVar("T")
 
@@ -28,18 +32,29 @@ CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
 ]
 
 
+def endpoints_of(endpoint: str) -> list[str]:
+    """The addresses that it names, separated by commas."""
+    return [each.strip() for each in endpoint.split(",") if each.strip()] or [endpoint]
+
+
 class CoordinatorConnection:
-    """Asks the coordinator at `endpoint` ("host:port"). Safe for threads; close it at the end."""
+    """Asks the coordinator at `endpoint` ("host:port"). Safe for threads; close it at the end.
+
+    Of several coordinators on one database, "host:port,host:port", the next is asked when one does not answer: any of
+    them can.
+    """
 
     def __init__(self, endpoint: str) -> None:
-        self._channel = grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
-        self._stub = coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)
+        self._channels = [grpc.insecure_channel(each, options=CHANNEL_OPTIONS) for each in endpoints_of(endpoint)]
+        self._stubs = [coordinator_pb2_grpc.CoordinatorServiceStub(channel) for channel in self._channels]
+        self._turn = 0
         self._closed = False
 
     def close(self) -> None:
         """Close the connection. Transactions that run go on; who waits for an answer is told that it is not known."""
         self._closed = True
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -61,6 +76,34 @@ class CoordinatorConnection:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
+    def _watch(self, watching: Watching) -> Iterator[Transaction]:
+        while True:
+            if self._closed:
+                raise ConfigurationError(CLOSED)
+            failure: Failure | None = None
+            stream: Any = None
+            try:
+                stream = self._stubs[self._turn].Watch(watching.request)
+                for response in stream:
+                    transaction = watching.heard(response)
+                    if transaction is not None:
+                        yield transaction
+                        if transaction.state.finished:
+                            return
+            except grpc.RpcError as error:
+                failure = self._failed(error)
+            finally:
+                if stream is not None:
+                    stream.cancel()
+            time.sleep(watching.broke(failure))
+
+    def _failed(self, error: grpc.RpcError) -> Failure:
+        """What it says. Whoever may not have been reached, or has too much to do, is not asked next."""
+        failure = read_failure(error)
+        if failure.retryable:
+            self._turn = (self._turn + 1) % len(self._stubs)
+        return failure
+
     def _is_closed(self) -> bool:  # a type checker takes an attribute for unchanged
         return self._closed
 
@@ -68,15 +111,9 @@ class CoordinatorConnection:
         if self._closed:
             return Closed()
         try:
-            match ask.request:
-                case coordinator_pb2.ExecuteRequest():
-                    return self._stub.Execute(ask.request, timeout=ask.seconds)
-                case coordinator_pb2.LookUpRequest():
-                    return self._stub.LookUp(ask.request, timeout=ask.seconds)
-                case _:
-                    return self._stub.Get(ask.request, timeout=ask.seconds)
+            return getattr(self._stubs[self._turn], METHODS[type(ask.request)])(ask.request, timeout=ask.seconds)
         except grpc.RpcError as error:
-            return read_failure(error)
+            return self._failed(error)
         except ValueError:  # closed between the look and the call
             if not self._is_closed():
                 raise
@@ -87,14 +124,18 @@ class AsyncCoordinatorConnection:
     """As `CoordinatorConnection`, on asyncio. Make and use it in one event loop."""
 
     def __init__(self, endpoint: str) -> None:
-        self._channel = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
-        self._stub = coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)
+        self._channels = [grpc.aio.insecure_channel(each, options=CHANNEL_OPTIONS) for each in endpoints_of(endpoint)]
+        self._stubs: list[coordinator_pb2_grpc.CoordinatorServiceAsyncStub] = [
+            coordinator_pb2_grpc.CoordinatorServiceStub(channel) for channel in self._channels
+        ]
+        self._turn = 0
         self._closed = False
 
     async def close(self) -> None:
         """As `CoordinatorConnection.close`."""
         self._closed = True
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -118,6 +159,34 @@ class AsyncCoordinatorConnection:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
+    async def _watch(self, watching: Watching) -> AsyncIterator[Transaction]:
+        while True:
+            if self._closed:
+                raise ConfigurationError(CLOSED)
+            failure: Failure | None = None
+            stream: Any = None
+            try:
+                stream = self._stubs[self._turn].Watch(watching.request)
+                async for response in stream:
+                    transaction = watching.heard(response)
+                    if transaction is not None:
+                        yield transaction
+                        if transaction.state.finished:
+                            return
+            except grpc.RpcError as error:
+                failure = self._failed(error)
+            finally:
+                if stream is not None:
+                    stream.cancel()
+            await asyncio.sleep(watching.broke(failure))
+
+    def _failed(self, error: grpc.RpcError) -> Failure:
+        """What it says. Whoever may not have been reached, or has too much to do, is not asked next."""
+        failure = read_failure(error)
+        if failure.retryable:
+            self._turn = (self._turn + 1) % len(self._stubs)
+        return failure
+
     def _is_closed(self) -> bool:  # a type checker takes an attribute for unchanged
         return self._closed
 
@@ -125,15 +194,10 @@ class AsyncCoordinatorConnection:
         if self._closed:
             return Closed()
         try:
-            match ask.request:
-                case coordinator_pb2.ExecuteRequest():
-                    return await self._stub.Execute(ask.request, timeout=ask.seconds)
-                case coordinator_pb2.LookUpRequest():
-                    return await self._stub.LookUp(ask.request, timeout=ask.seconds)
-                case _:
-                    return await self._stub.Get(ask.request, timeout=ask.seconds)
+            method = getattr(self._stubs[self._turn], METHODS[type(ask.request)])
+            return await method(ask.request, timeout=ask.seconds)
         except grpc.RpcError as error:
-            return read_failure(error)
+            return self._failed(error)
         except asyncio.CancelledError:  # grpc.aio's word for "closed under way", and asyncio's for "cancelled"
             task = asyncio.current_task()
             if not self._is_closed() or task is None or task.cancelling():

@@ -31,6 +31,8 @@ class Wait(Enum):
     """The decision is durable; the branches are being confirmed."""
     FINISHED = coordinator_pb2.WAIT_FINISHED
     """Every branch has been confirmed or cancelled."""
+    ACCEPTED = coordinator_pb2.WAIT_ACCEPTED
+    """The transaction is begun, durably; nothing is decided yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +73,47 @@ def request_of(
     metadata: Mapping[str, str] | None = None,
 ) -> coordinator_pb2.ExecuteRequest:
     """The message of a request; raises InvalidRequest."""
-    if not key:
-        raise InvalidRequest("the idempotency key is empty", {"idempotency_key": "is empty"})
-    if timeout is not None and not math.isfinite(timeout):
-        raise InvalidRequest(f"the timeout is {timeout}", {"timeout": "is not a finite number of seconds"})
-    if timeout is not None and abs(timeout) > TIMEOUT_SECONDS_MAX:
-        raise InvalidRequest(f"the timeout is {timeout}", {"timeout": "is longer than ten thousand years"})
-    try:
-        request = coordinator_pb2.ExecuteRequest(idempotency_key=key, wait=wait.value)
-    except (TypeError, ValueError) as error:  # not a string, or one that is not Unicode text
-        text = f"the idempotency key cannot be sent: {error}"
-        raise InvalidRequest(text, {"idempotency_key": str(error)}) from None
+    request = coordinator_pb2.ExecuteRequest(wait=wait.value)
+    _fill(request, key, timeout, metadata)
     for position, each in enumerate(branches):
         try:
             request.branches.add(participant=each.participant, action=each.action, payload=write_payload(each.payload))
         except (TypeError, ValueError) as error:
             text = f"branch {each.participant!r}/{each.action!r} cannot be sent: {error}"
             raise InvalidRequest(text, {f"branches[{position}]": str(error)}) from None
+    return request
+
+
+def begin_request(key: str, timeout: float | None, metadata: Mapping[str, str] | None) -> coordinator_pb2.BeginRequest:
+    """The message that begins an interactive transaction; raises InvalidRequest."""
+    request = coordinator_pb2.BeginRequest()
+    _fill(request, key, timeout, metadata)
+    return request
+
+
+def duration_faults(timeout: float) -> str:
+    """What is wrong with a time-out in seconds; empty if it can be sent."""
+    if not math.isfinite(timeout):
+        return "is not a finite number of seconds"
+    return "is longer than ten thousand years" if abs(timeout) > TIMEOUT_SECONDS_MAX else ""
+
+
+def _fill(
+    request: coordinator_pb2.ExecuteRequest | coordinator_pb2.BeginRequest,
+    key: str,
+    timeout: float | None,
+    metadata: Mapping[str, str] | None,
+) -> None:
+    """What every starting request has; raises InvalidRequest."""
+    if not key:
+        raise InvalidRequest("the idempotency key is empty", {"idempotency_key": "is empty"})
+    if timeout is not None and (fault := duration_faults(timeout)):
+        raise InvalidRequest(f"the timeout is {timeout}", {"timeout": fault})
+    try:
+        request.idempotency_key = key
+    except (TypeError, ValueError) as error:  # not a string, or one that is not Unicode text
+        text = f"the idempotency key cannot be sent: {error}"
+        raise InvalidRequest(text, {"idempotency_key": str(error)}) from None
     if metadata is not None:
         if faults := metadata_faults(metadata):
             text = "; ".join(f"{field}: {fault}" for field, fault in faults.items())
@@ -95,4 +121,3 @@ def request_of(
         request.metadata.update(metadata)
     if timeout is not None:
         request.timeout.FromNanoseconds(round(timeout * 1e9))
-    return request

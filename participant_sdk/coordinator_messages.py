@@ -152,7 +152,7 @@ def read_transaction(message: types_pb2.Transaction) -> Transaction:
         idempotency_key=message.idempotency_key,
         state=_TRANSACTION_STATES.get(message.state, TransactionState.UNKNOWN),
         needs_attention=message.attention not in (types_pb2.ATTENTION_UNSPECIFIED, types_pb2.ATTENTION_NONE),
-        branches=tuple(_read_branch(each) for each in message.branches),
+        branches=tuple(read_branch(each) for each in message.branches),
         cancel_reason=message.cancel_reason,
         created_at=_read_time(message.create_time) if message.HasField("create_time") else None,
         decided_at=_read_time(message.decide_time) if message.HasField("decide_time") else None,
@@ -201,7 +201,8 @@ _BRANCH_STATES: Final[dict[int, BranchState]] = {
 }
 
 
-def _read_branch(message: types_pb2.Branch) -> Branch:
+def read_branch(message: types_pb2.Branch) -> Branch:
+    """The value of a branch's message."""
     refusal = None
     if message.HasField("refusal"):
         refusal = BranchRefusal(

@@ -9,6 +9,7 @@ import participant_sdk
 
 EXPORTED = [
     "SERVER_OPTIONS",
+    "AsyncOpenTransaction",
     "AsyncServing",
     "AsyncTricordClient",
     "AsyncXidServerInterceptor",
@@ -23,6 +24,7 @@ EXPORTED = [
     "IdempotencyKeyReused",
     "InvalidRequest",
     "NotEnlisted",
+    "OpenTransaction",
     "OutcomeUnknown",
     "Participant",
     "Payload",

@@ -8,7 +8,6 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -49,7 +48,6 @@ class Settings(BaseSettings):
     backoff_base_ms: int = Field(100, ge=1, le=60_000, description="ceiling of the first pause before a retry")
     backoff_cap_ms: int = Field(15_000, ge=1, le=3_600_000, description="ceiling of every pause before a retry")
     attention_after: int = Field(10, ge=1, le=1_000_000, description="attempts after which a person should look")
-    alert_url: str = Field("", description="http(s) address that is told of every transaction that gets attention")
     live_max: int = Field(20_000, ge=1, le=1_000_000, description="transactions in flight, beyond which none may begin")
     retention_ms: int = Field(
         30 * 86_400_000, ge=0, le=36_500 * 86_400_000, description="finished transactions are kept so long; 0: for ever"
@@ -94,14 +92,6 @@ class Settings(BaseSettings):
                 {f"{name}.{action}": ms for action, ms in value.items()} if isinstance(value, dict) else {name: value}
             )
         return flat
-
-    @field_validator("alert_url")
-    @classmethod
-    def _web_address(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if url and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ValueError("must be http://… or https://…")
-        return url
 
     @model_validator(mode="after")
     def _relations(self) -> Settings:
@@ -176,7 +166,6 @@ def shown(settings: Settings) -> dict[str, Any]:
     """The settings with passwords masked."""
     values = settings.model_dump()
     values["store"] = masked_url(settings.store)
-    values["alert_url"] = masked_alert_url(settings.alert_url)
     return values
 
 
@@ -184,13 +173,6 @@ def masked_url(url: str) -> str:
     """A store's URL without its password, wherever in it that stands."""
     masked = re.sub(r"(?<=://)([^/@:?#]*):[^/?#]*(?=@)", r"\1:***", url)
     return re.sub(r"(?i)([?&](?:ssl)?password=)[^&#]*", r"\1***", masked)
-
-
-def masked_alert_url(url: str) -> str:
-    """Whom alerts go to, without what may be a secret: those who take them put it into the path as well."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}/***" if url else ""
 
 
 def _named(text: str) -> Any:
@@ -226,5 +208,4 @@ def _complaint(detail: Any, origins: dict[str, str]) -> str:
     if not name:
         return message
     setting = str(detail["loc"][0])
-    said = f"{name} ({origins.get(setting, 'given')}): {message}"
-    return said if setting == "alert_url" else f"{said}, not {str(detail['input'])[:80]!r}"  # which may hold a secret
+    return f"{name} ({origins.get(setting, 'given')}): {message}, not {str(detail['input'])[:80]!r}"

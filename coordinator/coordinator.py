@@ -8,13 +8,15 @@ import gc
 import signal
 
 import structlog
+from grpc_health.v1.health import aio as health_aio
 
 from . import logs
 from .config import Settings, masked_url
 from .delivery import Delivery
 from .engine import Engine
 from .participants import Participants
-from .server_grpc import bind, make_server
+from .purge import Purge
+from .server_grpc import bind, make_server, set_health
 from .store.rows import StoreError, StoreUnreachable
 from .store.store import Store, backend_for
 
@@ -81,14 +83,18 @@ class Coordinator:
                 raise StartError(str(error), unreachable=True) from error
             delivery = Delivery(participants, pause_ms_max=settings.backoff_cap_ms)
             parts.push_async_callback(delivery.close)
-            engine = Engine(store, delivery, settings.policy())
+            engine = Engine(store, delivery, settings.policy(), settings.live_max)
             server, health = await make_server(engine, participants, settings)
+            engine.on_store = _HealthTeller(health)
+            purge = Purge(store, settings.retention_ms, settings.purge_ms)
+            parts.push_async_callback(purge.stop)
             try:
                 port = bind(server, settings.listen)
             except OSError as error:
                 raise StartError(str(error)) from error
             parts.push_async_callback(engine.stop, STOP_S)
             await engine.start()
+            purge.start()
             await server.start()
             # What has been made so far stays; collecting it again and again would cost more than the rest.
             gc.collect()
@@ -104,3 +110,21 @@ class Coordinator:
             await server.stop(settings.drain_ms / 1000)
             await engine.stop(STOP_S)
             _log.info("coordinator.stopped", flushes=store.flushes, **engine.counts)
+
+
+class _HealthTeller:
+    """Told after each look for due work whether the store answered; tells the health service when that changes."""
+
+    def __init__(self, health: health_aio.HealthServicer) -> None:
+        self._health = health
+        self._answers = True
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def __call__(self, answers: bool) -> None:
+        if answers is self._answers:
+            return
+        self._answers = answers
+        _log.info("coordinator.health", serving=answers)
+        task = asyncio.get_running_loop().create_task(set_health(self._health, serving=answers))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)

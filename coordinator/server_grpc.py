@@ -37,6 +37,13 @@ SERVER_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
+SERVICES = (
+    coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name,
+    operator_pb2.DESCRIPTOR.services_by_name["OperatorService"].full_name,
+    registry_pb2.DESCRIPTOR.services_by_name["RegistryService"].full_name,
+    health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+)
+
 
 async def make_server(
     engine: Engine, participants: Participants, settings: Settings
@@ -50,16 +57,16 @@ async def make_server(
     registry_pb2_grpc.add_RegistryServiceServicer_to_server(RegistryService(participants, allowed=allowed), server)
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    names = [
-        coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name,
-        operator_pb2.DESCRIPTOR.services_by_name["OperatorService"].full_name,
-        registry_pb2.DESCRIPTOR.services_by_name["RegistryService"].full_name,
-        health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
-    ]
-    reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
-    for name in ("", *names):
-        await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection([*SERVICES, reflection.SERVICE_NAME], server)
+    await set_health(health, serving=True)
     return server, health
+
+
+async def set_health(health: health_aio.HealthServicer, *, serving: bool) -> None:
+    """Tell for each service whether it can be used: not while the store is away."""
+    status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    for name in ("", *SERVICES):
+        await health.set(name, status)
 
 
 def bind(server: grpc.aio.Server, listen: str) -> int:

@@ -12,6 +12,7 @@ from importlib.metadata import version
 import click
 
 from .config import config
+from .migrate import migrate
 from .plugins import PluggedGroup
 from .query import list_transactions, show
 from .serve import serve
@@ -30,6 +31,7 @@ def main() -> None:
 
 
 main.add_command(serve)
+main.add_command(migrate)
 main.add_command(config)
 main.add_command(list_transactions)
 main.add_command(show)

@@ -23,7 +23,6 @@ _FLAGS = (
     ("backoff-base-ms", "MS", "Ceiling of the first pause before a retry.  [default: 100]"),
     ("backoff-cap-ms", "MS", "Ceiling of every pause before a retry.  [default: 15000]"),
     ("attention-after", "N", "Attempts after which a person should look.  [default: 10]"),
-    ("alert-url", "URL", "Is told (HTTP POST) of every transaction that gets attention."),
     ("live-max", "N", "Transactions in flight, beyond which none may begin.  [default: 20000]"),
     ("retention-ms", "MS", "How long finished transactions are kept; 0: for ever.  [default: 2592000000]"),
     ("purge-ms", "MS", "How often what is older is deleted.  [default: 60000]"),

@@ -33,7 +33,7 @@ async def test_case_29_only_what_finished_long_ago_is_purged(kind: str, request:
         store = await opened(url)
         now_ms = store.now_ms()
         old_ms = now_ms - 30 * HOUR_MS
-        finished, unfinished, fresh, slow = ([], [], [], [])  # type: ignore[var-annotated]
+        finished, unfinished, fresh, slow = ([], [], [], [])
         for n in range(1_300):
             stamp = (old_ms + n).to_bytes(6, "big") + n.to_bytes(10, "big")
             finished.append(new_row()._replace(xid=stamp, wake_ms=None, state=3, updated_ms=old_ms, created_ms=old_ms))

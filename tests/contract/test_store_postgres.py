@@ -91,7 +91,11 @@ async def test_every_connection_has_the_coordinators_settings(
     for what, name, value in spied:
         by_statement.setdefault(what, {}).setdefault(name, set()).add(value)
     expected = {name: {value} for name, value in SETTINGS.items()}
-    whats = ("tricord_transaction INSERT", "tricord_transaction UPDATE", "tricord_participant INSERT")
+    whats = (
+        "tricord_transaction INSERT",
+        "tricord_transaction UPDATE",
+        *(f"tricord_participant {how}" for how in ("INSERT", "UPDATE")),
+    )
     assert by_statement == dict.fromkeys(whats, expected)
     assert sum(what == "tricord_transaction UPDATE" for what, _, _ in spied) == 2 * len(SETTINGS)
 

@@ -301,13 +301,16 @@ async def test_a_coordinator_that_cannot_reach_the_participant(
         await gate.wait_reached()
         first_is_tried = "SELECT 1 FROM tcc_fence_log WHERE branch_id = 1 AND finished_at IS NOT NULL"
         assert await asyncio.to_thread(eventually, lambda: bool(world.query(first_is_tried)))
-        coordinator.register("bank", f"127.0.0.1:{free_port()}", actions)
+        nowhere = f"127.0.0.1:{free_port()}"
+        coordinator.register("bank", nowhere, actions)
+        coordinator.withdraw("bank", world.serving.address)
         gate.opened.set()
         transaction = (await executing).transaction
         assert states(transaction)[0] == decided
         assert counts(await resolve(world, coordinator.endpoint, resolve_after=timedelta(0))) == resolved
         effects = world.effects(transaction.xid)
         coordinator.register("bank", world.serving.address, actions)
+        coordinator.withdraw("bank", nowhere)
         while states(transaction)[0] != finished:
             found = await asyncio.to_thread(service.Get, pb.GetRequest(xid=transaction.xid), timeout=CALL_S)
             transaction = found.transaction

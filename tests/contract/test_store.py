@@ -1,15 +1,14 @@
-"""What every store must do, whatever the database: flushes, compare-and-swap, claims, lists, participants."""
+"""What every store must do, whatever the database: flushes, compare-and-swap, claims, lists."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
-from coordinator.store.registry import HEARTBEAT_MS, SILENT_MS, ActionsDiffer, FenceChanged
-from coordinator.store.rows import Batch, ListFilter, ParticipantRow, Row, RowRejected
+from coordinator.store.rows import Batch, ListFilter, Row, RowRejected
 from coordinator.store.store import Store
 
-from .rows import CONFIRMED, CONFIRMING, DUE_MS, LEASE_MS, begin, new_row, save, save_id, saved, stored
+from .rows import CONFIRMED, CONFIRMING, DUE_MS, LEASE_MS, begin, new_row, save, saved, stored
 from .stores import KINDS, empty_store, stores
 
 TOO_LARGE = 2**70
@@ -260,88 +259,3 @@ class TestList:
         assert await store.list(ListFilter(created_before_ms=b.created_ms)) == [b, a]
         assert await store.list(ListFilter(before_xid=b.xid)) == [a]
         assert await store.list(ListFilter(limit=2)) == [c, b]
-
-
-class TestRegister:
-    """Participants: their instances, and the database that holds each action's fence (C3)."""
-
-    BANK = ParticipantRow("bank", "127.0.0.1:20001", {"debit": "f1", "credit": "f1"})
-
-    async def test_register_and_withdraw(self, store: Store) -> None:
-        assert await store.participants() == []
-        assert await store.register(self.BANK, replace_fence=False) is None
-        assert await store.register(self.BANK, replace_fence=False) is None
-        second = self.BANK._replace(address="127.0.0.1:20002")
-        other = ParticipantRow("a", "[::1]:20003", {"x": "f2"})
-        assert await store.register(second, replace_fence=False) is None
-        assert await store.register(other, replace_fence=False) is None
-        a, bank = await store.participants()
-        assert (a.name, a.addresses("x")) == ("a", ["[::1]:20003"])
-        assert bank.addresses("debit") == ["127.0.0.1:20001", "127.0.0.1:20002"]
-        assert await store.withdraw("bank", "127.0.0.1:20001")
-        assert not await store.withdraw("bank", "127.0.0.1:20001")
-        assert await store.withdraw("bank", "127.0.0.1:20002")
-        _, bank = await store.participants()
-        assert (bank.addresses("debit"), bank.actions, bank.fence_id("credit")) == ([], self.BANK.actions, "f1")
-
-    async def test_calls_go_to_the_instances_that_have_the_action(self, store: Store) -> None:
-        """Of a rolling deployment the newer build can do more."""
-        newer = self.BANK._replace(address="127.0.0.1:20002", actions={**self.BANK.actions, "hold": "f1"})
-        await store.register(self.BANK, replace_fence=False)
-        await store.register(newer, replace_fence=False)
-        (bank,) = await store.participants()
-        assert sorted(bank.actions) == ["credit", "debit", "hold"]
-        assert bank.addresses("hold") == ["127.0.0.1:20002"]
-        assert bank.addresses("debit") == ["127.0.0.1:20001", "127.0.0.1:20002"]
-
-    async def test_case_36_two_services_cannot_share_a_name(self, store: Store) -> None:
-        await store.register(self.BANK, replace_fence=False)
-        other = ParticipantRow("bank", "127.0.0.1:20002", {"debit": "f1", "ship": "f1"})
-        refused = await store.register(other, replace_fence=False)
-        assert refused == ActionsDiffer("127.0.0.1:20001", ("credit",), ("ship",))
-        (bank,) = await store.participants()
-        assert (bank.addresses("debit"), sorted(bank.actions)) == (["127.0.0.1:20001"], ["credit", "debit"])
-        await store.withdraw("bank", "127.0.0.1:20001")  # one after the other they can
-        assert await store.register(other, replace_fence=False) is None
-
-    async def test_who_is_silent_is_dropped_when_another_is_heard_of(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        now_ms = store.now_ms()
-        monkeypatch.setattr(store, "now_ms", lambda: now_ms)
-        second = self.BANK._replace(address="127.0.0.1:20002")
-        await store.register(self.BANK, replace_fence=False)
-        await store.register(second, replace_fence=False)
-        for _ in range(5):  # both are away for long: the first to come back drops nobody
-            now_ms += SILENT_MS
-        await store.register(second, replace_fence=False)
-        (bank,) = await store.participants()
-        assert len(bank.addresses("debit")) == 2
-        now_ms += HEARTBEAT_MS
-        await store.register(second, replace_fence=False)
-        (bank,) = await store.participants()
-        assert bank.addresses("debit") == ["127.0.0.1:20002"]
-
-    async def test_another_fence_database_stands_in_the_way(self, store: Store) -> None:
-        await store.register(self.BANK, replace_fence=False)
-        changed = ParticipantRow("bank", "127.0.0.1:20002", {"debit": "f1", "credit": "f2"})
-        assert await store.register(changed, replace_fence=False) == FenceChanged("credit", "f1", "f2")
-        (bank,) = await store.participants()
-        assert (bank.addresses("debit"), bank.actions) == (["127.0.0.1:20001"], self.BANK.actions)
-        assert await store.register(changed, replace_fence=True) is None
-        (bank,) = await store.participants()
-        assert (bank.addresses("debit"), bank.actions) == (["127.0.0.1:20002"], changed.actions)
-
-    async def test_a_fence_is_remembered_while_its_action_is_away(self, store: Store) -> None:
-        """Else two registrations, one without the action, would change its database with nobody asked."""
-        await store.register(self.BANK, replace_fence=False)
-        await store.register(ParticipantRow("bank", "127.0.0.1:20001", {"credit": "f1"}), replace_fence=False)
-        again = ParticipantRow("bank", "127.0.0.1:20001", {"debit": "f2", "credit": "f1"})
-        assert await store.register(again, replace_fence=False) == FenceChanged("debit", "f1", "f2")
-
-    async def test_many_at_once(self, store: Store) -> None:
-        rows = [ParticipantRow(f"p{n}", f"127.0.0.1:{n + 1}", {"a": str(save_id())}) for n in range(12)]
-        twice = [*rows, *rows]
-        assert await asyncio.gather(*(store.register(row, replace_fence=False) for row in twice)) == [None] * 24
-        known = {row.name: (row.addresses("a"), row.actions) for row in await store.participants()}
-        assert known == {row.name: ([row.address], row.actions) for row in rows}

@@ -197,7 +197,7 @@ class Engine:
         while True:
             live = self._live.get(xid)
             if live is None:
-                tx = await self._stored(xid)
+                tx = await self.get_by_xid(xid)
                 if tx.state.finished:
                     _, (denied,) = carry_out(tx, [order], self.store.now_ms(), self.policy)
                     if denied is not None:
@@ -220,12 +220,6 @@ class Engine:
                 f"the store's row format is {self.store.format}, this needs {OPEN_FORMAT}: when no older coordinator "
                 "uses it any more, run `tricord migrate --finish`"
             )
-
-    async def _stored(self, xid: bytes) -> Transaction:
-        row = await self.store.get(xid=xid)
-        if row is None:
-            raise UnknownXid(xid.hex())
-        return transaction(row)
 
     async def wait(self, tx: Transaction, reached: Reached, timeout_s: float | None) -> Transaction:
         """The transaction when it has come so far, or as it stands when the time is over."""

@@ -69,8 +69,7 @@ class Starting(NamedTuple):
         """Raises InvalidRequest, with every wrong field."""
         wrong: list[Violation] = []
         key, timeout_ms, metadata = _starting(request, namespace, timeout_ms_default, wrong)
-        if request.wait not in coordinator_pb2.Wait.values():
-            wrong.append(Violation("wait", f"is {request.wait}, which is no Wait"))
+        check_wait(request.wait, wrong)
         count = len(request.branches)
         if not count:
             wrong.append(Violation("branches", "a transaction needs at least 1 branch"))
@@ -191,6 +190,12 @@ def read_branch(field: str, branch: coordinator_pb2.BranchRequest, wrong: list[V
         wrong.append(Violation(f"{field}.payload", f"has {len(data)} bytes; the limit is {PAYLOAD_BYTES_MAX}"))
     check_content_type(f"{field}.payload.content_type", branch.payload.content_type, wrong)
     return BranchSpec(branch.participant, branch.action, Payload(data, branch.payload.content_type))
+
+
+def check_wait(wait: int, wrong: list[Violation]) -> None:
+    """Complain of one that is none."""
+    if wait not in coordinator_pb2.Wait.values():
+        wrong.append(Violation("wait", f"is {wait}, which is no Wait"))
 
 
 def check_content_type(field: str, content_type: str, wrong: list[Violation]) -> None:

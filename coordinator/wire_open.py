@@ -14,6 +14,7 @@ from .wire import (
     NO_XID,
     RESULT_BYTES_MAX,
     check_content_type,
+    check_wait,
     duration_ms,
     read_branch,
 )
@@ -77,7 +78,7 @@ def read_confirm(request: pb.CoordinatorServiceConfirmRequest) -> tuple[bytes, f
     wrong: list[Violation] = []
     xid = _xid(request.xid, wrong)
     named = _branch_ids("tried_branch_ids", request.tried_branch_ids, wrong)
-    _check_wait(request.wait, wrong)
+    check_wait(request.wait, wrong)
     _raise(wrong)
     return xid, named
 
@@ -90,7 +91,7 @@ def read_cancel(request: pb.CoordinatorServiceCancelRequest) -> tuple[bytes, str
         wrong.append(Violation("reason", f"has {len(request.reason)} characters; the limit is {REASON_CHARS_MAX}"))
     elif not request.reason.isprintable():
         wrong.append(Violation("reason", "has control or other unprintable characters"))
-    _check_wait(request.wait, wrong)
+    check_wait(request.wait, wrong)
     _raise(wrong)
     return xid, request.reason
 
@@ -135,11 +136,6 @@ def _branch_ids(field: str, branch_ids: object, wrong: list[Violation]) -> froze
 
 def _no_branch_id(field: str, branch_id: int) -> Violation:
     return Violation(field, f"is {branch_id}, which is no branch_id: 1 to {BRANCHES_MAX}")
-
-
-def _check_wait(wait: int, wrong: list[Violation]) -> None:
-    if wait not in pb.Wait.values():
-        wrong.append(Violation("wait", f"is {wait}, which is no Wait"))
 
 
 def _raise(wrong: list[Violation]) -> None:

@@ -41,6 +41,7 @@ ASK_SECONDS_MAX: Final = 30.0
 PAUSE_FIRST_SECONDS: Final = 0.05
 PAUSE_MAX_SECONDS: Final = 2.0
 CLOSED: Final = "the client is closed"
+CANNOT_BE_ASKED: Final = "the coordinator cannot be asked"
 
 
 Request: TypeAlias = (
@@ -157,18 +158,8 @@ def confirmed(transaction: Transaction) -> Transaction:
 
 def getting(request: coordinator_pb2.GetRequest, patience: float) -> Asking[Transaction]:
     """Read a transaction, asking again while the coordinator cannot be reached."""
-    gives_up_at = time.monotonic() + patience
-    tries = 0
-    while True:
-        answer = yield Ask(request, max(0.1, gives_up_at - time.monotonic()))
-        if isinstance(answer, coordinator_pb2.GetResponse):
-            return read_transaction(answer.transaction)
-        error = _unanswered(answer, request.idempotency_key)
-        if not error.retryable or time.monotonic() >= gives_up_at:
-            raise error
-        tries += 1
-        longest = min(PAUSE_MAX_SECONDS, PAUSE_FIRST_SECONDS * 2 ** min(tries, 10))
-        yield Pause(min(random.uniform(0, longest), max(0.0, gives_up_at - time.monotonic())))
+    answer = yield from persisting(request, time.monotonic() + patience, CANNOT_BE_ASKED)
+    return read_transaction(answer.transaction)
 
 
 def persisting(request: Request, gives_up_at: float, why: str) -> Asking[Any]:
@@ -213,13 +204,13 @@ def fetching(xid: str, seconds: float) -> Asking[Transaction | None]:
     raise error
 
 
-def _unanswered(answer: Answer, key: str = "") -> TricordError:
+def _unanswered(answer: Answer) -> TricordError:
     """The error for a question that got no answer; only what asking again may change is retryable."""
     if isinstance(answer, Closed):
         return ConfigurationError(CLOSED)
     if isinstance(answer, Failure) and not answer.retryable:
         return error_of(answer)
-    return OutcomeUnknown(f"the coordinator cannot be asked: {answer}", key)
+    return OutcomeUnknown(f"{CANNOT_BE_ASKED}: {answer}", "")
 
 
 def start_execute(

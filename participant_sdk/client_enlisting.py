@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 
 from participant_sdk.call import IncomingCall, Outcome, Refusal, Reply, fingerprint
-from participant_sdk.client_asking import CLOSED, PAUSE_FIRST_SECONDS, PAUSE_MAX_SECONDS, Closed, Pause
+from participant_sdk.client_asking import CLOSED, PAUSE_FIRST_SECONDS, PAUSE_MAX_SECONDS, Ask, Closed, Pause
 from participant_sdk.coordinator_messages import Failure, error_of, write_payload
 from participant_sdk.enlist_errors import BranchUnknown, NotEnlisted
 from participant_sdk.errors import (
@@ -76,21 +76,13 @@ class Enlisted:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Send `request` and wait up to `seconds`; gives the response, a Failure, or Closed."""
-
-    request: coordinator_pb2.EnlistRequest | coordinator_pb2.ReportRequest
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class RunTry:
     """Run this call through the fence; gives its Reply, an unknown one when its time is up."""
 
     call: IncomingCall
 
 
-EnlistStep: TypeAlias = Send | Pause | RunTry
+EnlistStep: TypeAlias = Ask | Pause | RunTry
 Enlisting: TypeAlias = Generator[EnlistStep, Any, Enlisted]
 
 
@@ -191,7 +183,7 @@ def _asked(
     answer: Any = Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "there was no time to ask")
     tries = 0
     while (left := until - time.monotonic()) > 0:
-        answer = yield Send(request, min(left, SEND_SECONDS_MAX))
+        answer = yield Ask(request, min(left, SEND_SECONDS_MAX))
         if not isinstance(answer, Failure) or not answer.retryable:
             break
         longest = min(PAUSE_MAX_SECONDS, PAUSE_FIRST_SECONDS * 2 ** min(tries, 10))

@@ -18,9 +18,9 @@ from typing import Any, Final, TypeVar
 
 from participant_sdk.branch_keys import enlisted_branch_key
 from participant_sdk.call import IncomingCall, Reply
-from participant_sdk.client_asking import Pause
+from participant_sdk.client_asking import Ask, Pause
 from participant_sdk.client_enlist_connection import AsyncEnlistConnection, EnlistConnection
-from participant_sdk.client_enlisting import Enlisted, RunTry, Send, Wanted, enlisting
+from participant_sdk.client_enlisting import Enlisted, RunTry, Wanted, enlisting
 from participant_sdk.client_request import branch
 from participant_sdk.context import current_scope, note_tried
 from participant_sdk.enlist_errors import NotEnlisted
@@ -73,8 +73,8 @@ class ThreadEnlisting:
             try:
                 while True:
                     match steps.send(answer):
-                        case Send() as step:
-                            answer = connection.send(step)
+                        case Ask() as ask:
+                            answer = connection.send(ask)
                         case RunTry(call):
                             answer = self._run(call)
                         case Pause(seconds):
@@ -146,8 +146,8 @@ class TaskEnlisting:
             try:
                 while True:
                     match steps.send(answer):
-                        case Send() as step:
-                            answer = await connection.send(step)
+                        case Ask() as ask:
+                            answer = await connection.send(ask)
                         case RunTry(call):
                             answer = await self._run(call)
                         case Pause(pause):

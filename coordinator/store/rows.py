@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -62,18 +61,12 @@ class LookedUp(NamedTuple):
 
 
 class ParticipantRow(NamedTuple):
-    """A registered participant."""
+    """What an instance of a participant registers."""
 
     name: str
     address: str
     actions: Mapping[str, str]
     """Action name -> id of the database that holds its fence rows."""
-    withdrawn: Mapping[str, str] = MappingProxyType({})
-    """Likewise for actions that it offered before: transactions may still be open, and their database stands."""
-
-    def fence_id(self, action: str) -> str:
-        """The database that must answer for an action; empty if it was never registered."""
-        return self.actions.get(action) or self.withdrawn.get(action, "")
 
 
 class ListFilter(NamedTuple):

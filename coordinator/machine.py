@@ -197,8 +197,9 @@ def move(tx: Transaction, event: Event, now_ms: int, reason: str = "") -> Transa
         return tx._replace(state=state, attention=attention, updated_ms=now_ms)
     return tx._replace(
         state=state,
-        # The new phase starts with a clean schedule; the last error stays for people to read.
-        steps=tuple(s._replace(attempts=0, next_ms=0) if s.attempts else s for s in tx.steps),
+        # The new phase starts with a clean schedule, without the lease of an added branch's first Try; the last error
+        # stays for people to read.
+        steps=tuple(s._replace(attempts=0, next_ms=0) if s.attempts or s.next_ms else s for s in tx.steps),
         decided_ms=now_ms,
         updated_ms=now_ms,
         cancel_reason=reason or _cancel_reason(tx, event),

@@ -4,18 +4,21 @@ The map, from the middle outwards; imports point one way, towards the middle:
 
     model       what a transaction is: immutable values                                   pure
     machine     everything that moves a transaction: begin, due, apply, wake_at           pure
+    orders      what is asked of a stored transaction: add a branch, report, confirm, …   pure
     flow        the one loop: drive(tx, io)                                               pure but for its Io
     codec       a transaction as a row, and back
     store/      rows in SQLite or PostgreSQL, behind one interface
     journal     group commit: the saves of all live transactions, one flush at a time
-    delivery    calls to participants: coalesced streams, a deadline per call
+    participants who there is, and where: registered, in memory and kept fresh (with registry, store/registry)
+    delivery    calls to participants, by name (delivery_link: one address's stream; delivery_breaker)
     engine      live transactions, the claim loop, who waits for what
-    server      the gRPC services: what comes in, checked; what goes out (with operator, wire, errors)
+    purge       deletes what finished long ago
+    server      the gRPC services: what comes in, checked; what goes out (with server_open, operator, rpc, wire, errors)
     coordinator one process, from start to stop
     config      settings: flags, environment, file, defaults
     cli/        the command ``tricord``: the only place where all parts meet
 
-The core (model, machine, flow) owns: the states and every move between them; what is owed to whom and when; what
+The core (model, machine, orders, flow) owns: the states and every move between them; what is owed to whom and when; what
 a reply means; the order "saved before sent"; back-off, deadlines and leases as numbers.
 
 The shell (everything else) owns: clocks, randomness, threads and tasks; connections, their loss and their return;

@@ -18,8 +18,8 @@ The map, from the middle outwards; imports point one way, towards the middle:
     config      settings: flags, environment, file, defaults
     cli/        the command ``tricord``: the only place where all parts meet
 
-The core (model, machine, orders, flow) owns: the states and every move between them; what is owed to whom and when; what
-a reply means; the order "saved before sent"; back-off, deadlines and leases as numbers.
+The core (model, machine, orders, flow) owns: the states and every move between them; what is owed to whom and when;
+what a reply means; the order "saved before sent"; back-off, deadlines and leases as numbers.
 
 The shell (everything else) owns: clocks, randomness, threads and tasks; connections, their loss and their return;
 bytes on the wire and on disk; which reply belongs to which call; who is told, and how.

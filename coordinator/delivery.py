@@ -20,8 +20,10 @@ from .delivery_messages import call_message
 from .model import BranchSpec, Call, Outcome, Phase, Reply, Spec
 from .participants import Participants
 from .store.registry import KnownParticipant
+from .store.rows import PutOff
 
 FULL_RETRY_MS_MIN, FULL_RETRY_MS_MAX = 200, 1_000
+PUT_OFF_MS_MIN, PUT_OFF_MS_MAX = 1_000, 60_000
 
 
 class AddressHealth(NamedTuple):
@@ -56,6 +58,19 @@ class _Route:
             if links[turn].takes():
                 return links[turn]
         return None
+
+    def crowded(self) -> bool:
+        """Whether too many calls wait for an address to come back, and none can go anywhere else."""
+        return bool(self._links) and all(link.breaker.crowded() for link in self._links)
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """All of them."""
+        return self._links
+
+    def longest_ms(self) -> float:
+        """When the last of those should come that are put off."""
+        return max(link.breaker.longest_ms(PUT_OFF_MS_MAX) for link in self._links)
 
     def nearest(self) -> Link | None:
         """The link that is likely to take a call first, when none does now."""
@@ -93,6 +108,29 @@ class Delivery:
             self._refuse(route, branch, call, on_reply)
         else:
             link.send(call_message(xid, spec, call), call, on_reply, route.fence_id)
+
+    def put_off(self) -> PutOff | None:
+        """Whose decided transactions had better be put off unread: those of participants that cannot be reached."""
+        if all(link.breaker.closed for link in self._links.values()):
+            return None
+        away: dict[str, float] = {}
+        reachable = set()
+        for (name, _), route in self._routes.items():
+            if route.crowded():
+                away[name] = max(away.get(name, 0.0), route.longest_ms())
+            else:
+                reachable.add(name)
+        names = [name for name in away if name not in reachable]
+        if not names:
+            return None
+        most_ms = int(max(away[name] for name in names))
+        return PutOff(names, max(OPEN_MS_MAX, most_ms), PUT_OFF_MS_MIN, most_ms)
+
+    def were_put_off(self, put_off: PutOff, count: int) -> None:
+        """So many transactions were."""
+        routes = [route for (name, _), route in self._routes.items() if name in put_off.participants]
+        for link in {link for route in routes for link in route.links}:
+            link.breaker.book(count)
 
     def health(self) -> Mapping[str, AddressHealth]:
         """How it stands with each address that was called and still is one, as this coordinator sees it."""

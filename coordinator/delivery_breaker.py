@@ -26,6 +26,10 @@ SILENT_MS_MIN = 100
 """A call with less time than this tells nothing when it times out."""
 OPEN_MS_MIN = 500
 OPEN_MS_MAX = 15_000
+RETURNS_PER_S = 500
+"""How many Confirms and Cancels that an address owes should come again: each return is a claim and a save."""
+CROWD_MS = 500
+"""For so long ahead its returns are booked when too many wait for it to be looked at one by one."""
 _JITTER = 0.25
 _PROBE_MS = 100
 """How long a probe is likely to take."""
@@ -44,6 +48,7 @@ class Breaker:
     """Opened and closed by what becomes of an address's calls."""
 
     __slots__ = (
+        "_booked_s",
         "_clock_s",
         "_open_ms",
         "_pause_ms_max",
@@ -79,6 +84,8 @@ class Breaker:
         """When the next probe may go."""
         self._probed_s = 0.0
         self._shut_s = 0.0
+        self._booked_s = 0.0
+        """Until when Confirms and Cancels come again, at ``RETURNS_PER_S``."""
 
     @property
     def state(self) -> BreakerState:
@@ -134,8 +141,8 @@ class Breaker:
         """When a call that was not let through should come again.
 
         A Try as soon as the probe will have told: its transaction has a deadline. Confirm and Cancel are owed for
-        ever, by any number of transactions: they wait the longer, the longer it has been open, so that each comes a
-        few times an outage and not all at once after it.
+        ever, by any number of transactions: they wait the longer, the longer it has been open and the more they are,
+        so that each comes a few times an outage and not all at once after it.
         """
         now_s = self._clock_s()
         if self.probe:  # as long again as it has been out
@@ -144,8 +151,23 @@ class Breaker:
             wait_ms = (self.probe_at_s - now_s) * 1000 + _PROBE_MS
         if phase is Phase.TRY:
             return int(wait_ms + random.uniform(0, max(_PROBE_MS, wait_ms * _JITTER)))
-        longest_ms = min(float(self._pause_ms_max), (now_s - self._shut_s) * 1000 + OPEN_MS_MIN)
+        self.book(1)
+        longest_ms = self.longest_ms(self._pause_ms_max)
         return int(random.uniform(min(wait_ms, longest_ms), longest_ms))
+
+    def book(self, calls: int) -> None:
+        """So many Confirms and Cancels will come again."""
+        self._booked_s = max(self._booked_s, self._clock_s()) + calls / RETURNS_PER_S
+
+    def longest_ms(self, cap_ms: float) -> float:
+        """When the last of them should come."""
+        now_s = self._clock_s()
+        open_s = now_s - self._shut_s + OPEN_MS_MIN / 1000
+        return min(cap_ms, max(open_s, self._booked_s - now_s) * 1000)
+
+    def crowded(self) -> bool:
+        """Whether so many wait, and none is wanted as a probe, that more had better not be looked at."""
+        return not self.closed and not self.admits_probe() and self._booked_s - self._clock_s() > CROWD_MS / 1000
 
     def _open(self, why: str) -> None:
         if not self.closed:

@@ -350,14 +350,17 @@ class Engine:
             self._next_claim_ms = NEVER_MS  # what becomes known from here on counts, also while the claim is on its way
             try:
                 limit = min(CLAIM_ROWS_MAX, self.live_max - len(self._live))
-                claim = await self.store.claim(limit, self.policy.lease_ms)
+                put_off = self.delivery.put_off()
+                claim = await self.store.claim(limit, self.policy.lease_ms, put_off)
                 failures = 0
                 self.on_store(True)
                 for row in claim.rows:
                     self._recover(row)
+                if put_off is not None and claim.put_off:
+                    self.delivery.were_put_off(put_off, claim.put_off)
                 if claim.next_wake_ms is not None and limit > 0:
                     # A row that is due but was not to be had is in another's hands just now.
-                    least_s = 0.0 if claim.rows else POLL_S_MIN
+                    least_s = 0.0 if claim.rows or claim.put_off == limit else POLL_S_MIN
                     due_s = (claim.next_wake_ms - self.store.now_ms()) / 1000
                     pause_s = min(pause_s, max(least_s, due_s))
             except StoreError as error:

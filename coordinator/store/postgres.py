@@ -23,14 +23,15 @@ import structlog
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int8BinaryDumper
 
-from ..model import FORMAT
-from .rows import Batch, Claim, Fault, Row, StoreError, StoreUnreachable
+from ..model import FORMAT, State
+from .rows import Batch, Claim, Fault, PutOff, Row, StoreError, StoreUnreachable
 from .schema import UNKNOWN_INCARNATION
 
 _log = structlog.get_logger(__name__)
 
 _COLUMNS = ", ".join(Row._fields)
 _T_COLUMNS = ", ".join(f"t.{name}" for name in Row._fields)
+_M_COLUMNS = ", ".join(f"m.{name}" for name in Row._fields)
 _NOW_MS = "(extract(epoch from statement_timestamp()) * 1000)::bigint"
 
 _INSERT = """
@@ -82,6 +83,18 @@ _CLAIM = f"""
                  ORDER BY wake_ms LIMIT %s FOR UPDATE SKIP LOCKED)
     UPDATE tricord_transaction t SET wake_ms = {_NOW_MS} + %s FROM due WHERE t.xid = due.xid
     RETURNING {_T_COLUMNS}
+"""
+# The same beside rows that are put off; one row with an xid of NULL tells how many if nothing is left.
+_CLAIM_REST = f"""
+    WITH due AS (SELECT xid, state IN ({State.CONFIRMING:d}, {State.CANCELLING:d}) AND updated_ms > {_NOW_MS} - %s
+                        AND string_to_array(trim(BOTH ',' FROM participants), ',') <@ %s::text[] AS off
+                 FROM tricord_transaction WHERE wake_ms <= {_NOW_MS} AND {_READABLE}
+                 ORDER BY wake_ms LIMIT %s FOR UPDATE SKIP LOCKED),
+         moved AS (UPDATE tricord_transaction t
+                   SET wake_ms = {_NOW_MS} + CASE WHEN due.off THEN %s + (random() * %s)::bigint ELSE %s END
+                   FROM due WHERE t.xid = due.xid RETURNING {_T_COLUMNS}, due.off)
+    SELECT n.off, {_M_COLUMNS} FROM (SELECT count(*) FILTER (WHERE off) AS off FROM moved) n
+    LEFT JOIN moved m ON NOT m.off
 """
 
 
@@ -170,14 +183,22 @@ class PostgresBackend:
             return [None] * (len(begins) + len(saves))
         return self._standing(connection, batch)
 
-    def claim(self, limit: int, lease_ms: int) -> Claim:
+    def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None) -> Claim:
         connection = self._reader = self._reader or self._connect(plan_for_arrays=True)
         now_ms, next_ms = connection.execute(_PEEK, prepare=True).fetchone() or (0, None)
         if next_ms is None or next_ms > now_ms or limit < 1:
             return Claim((), now_ms, next_ms)
-        found = connection.execute(_CLAIM, (limit, lease_ms), prepare=True, binary=True).fetchall()
+        if put_off is None:
+            found = connection.execute(_CLAIM, (limit, lease_ms), prepare=True, binary=True).fetchall()
+            off = 0
+        else:
+            names, saved_within_ms, least_ms, most_ms = put_off
+            values = (saved_within_ms, list(names), limit, least_ms, max(0, most_ms - least_ms), lease_ms)
+            rest = connection.execute(_CLAIM_REST, values, prepare=True, binary=True).fetchall()
+            off = rest[0][0]
+            found = [values[1:] for values in rest if values[1] is not None]
         now_ms, next_ms = connection.execute(_PEEK, prepare=True).fetchone() or (now_ms, None)
-        return Claim([_row(values) for values in found], now_ms, next_ms)
+        return Claim([_row(values) for values in found], now_ms, next_ms, off)
 
     def states(self, connection: sa.Connection, xids: Sequence[bytes]) -> Mapping[bytes, int]:
         # A plan made while the table was small would be kept; it holds for this local transaction only.

@@ -40,6 +40,20 @@ class Batch(NamedTuple):
     saves: Sequence[Row]
 
 
+class PutOff(NamedTuple):
+    """Which due rows a claim puts off, unread: nothing could be done for them, and they are many.
+
+    Decided ones, whose participants are all among these, and which were saved lately: others are claimed all the
+    same, so that their attempts go on being counted and a person hears of them.
+    """
+
+    participants: Sequence[str]
+    saved_within_ms: int
+    least_ms: int
+    most_ms: int
+    """Each for some time between these two."""
+
+
 class Claim(NamedTuple):
     """What a look for due work found."""
 
@@ -48,6 +62,8 @@ class Claim(NamedTuple):
     """The store's clock."""
     next_wake_ms: int | None
     """When the next row is due that was not claimed; None if there is none."""
+    put_off: int = 0
+    """Rows that were put off."""
 
 
 class LookedUp(NamedTuple):
@@ -127,8 +143,11 @@ class Backend(Protocol):
         Running the same batch again is harmless, and waits for the lock of a COMMIT still on its way.
         """
 
-    def claim(self, limit: int, lease_ms: int) -> Claim:
-        """Move ``wake_ms`` of up to ``limit`` due rows forward by a lease, and return them. Never ``version``."""
+    def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None) -> Claim:
+        """Move ``wake_ms`` of up to ``limit`` due rows forward by a lease, and return them. Never ``version``.
+
+        Rows that are put off count among these, but are not returned.
+        """
 
     def states(self, connection: Connection, xids: Sequence[bytes]) -> Mapping[bytes, int]:
         """The states of those transactions that have a row, by xid; found by the primary key."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,8 @@ from typing import IO
 
 import sqlalchemy as sa
 
-from ..model import FORMAT
-from .rows import Batch, Claim, Fault, Row, StoreError
+from ..model import FORMAT, State
+from .rows import Batch, Claim, Fault, PutOff, Row, StoreError
 
 _COLUMNS = ", ".join(Row._fields)
 _INSERT = (
@@ -112,7 +113,7 @@ class SqliteBackend:
             raise
         return standing
 
-    def claim(self, limit: int, lease_ms: int) -> Claim:
+    def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None) -> Claim:
         connection = self._reader = self._reader or self._open()
         now_ms = time.time_ns() // 1_000_000
         (next_ms,) = connection.execute(_NEXT).fetchone()
@@ -120,11 +121,14 @@ class SqliteBackend:
             return Claim((), now_ms, next_ms)
         connection.execute("BEGIN IMMEDIATE")
         try:
-            wake_ms = now_ms + lease_ms
             found = [_row(values) for values in connection.execute(_DUE, (now_ms, limit))]
-            rows = [row._replace(wake_ms=wake_ms) for row in found]
+            rows = [row._replace(wake_ms=now_ms + lease_ms) for row in found if not _is_put_off(row, now_ms, put_off)]
+            moved = {row.xid: now_ms + lease_ms for row in rows}
+            if put_off is not None:
+                times = range(put_off.least_ms, max(put_off.least_ms, put_off.most_ms) + 1)
+                moved = {row.xid: now_ms + random.choice(times) for row in found} | moved
             connection.executemany(
-                "UPDATE tricord_transaction SET wake_ms = ? WHERE xid = ?", [(wake_ms, row.xid) for row in rows]
+                "UPDATE tricord_transaction SET wake_ms = ? WHERE xid = ?", [(ms, xid) for xid, ms in moved.items()]
             )
             (next_ms,) = connection.execute(_NEXT).fetchone()
             connection.execute("COMMIT")
@@ -132,7 +136,7 @@ class SqliteBackend:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
             raise
-        return Claim(rows, now_ms, next_ms)
+        return Claim(rows, now_ms, next_ms, len(found) - len(rows))
 
     def states(self, connection: sa.Connection, xids: Sequence[bytes]) -> Mapping[bytes, int]:
         found: dict[bytes, int] = {}
@@ -198,6 +202,15 @@ class SqliteBackend:
             values = connection.execute(_BY_KEY, (mine.key,)).fetchone()
         row = Row(mine.xid) if values is None else _row(values)
         return None if row.save_id == mine.save_id and row.xid == mine.xid else row
+
+
+def _is_put_off(row: Row, now_ms: int, put_off: PutOff | None) -> bool:
+    return (
+        put_off is not None
+        and row.state in (State.CONFIRMING, State.CANCELLING)
+        and row.updated_ms > now_ms - put_off.saved_within_ms
+        and set(row.participants.strip(",").split(",")) <= set(put_off.participants)
+    )
 
 
 def _row(values: tuple[object, ...]) -> Row:

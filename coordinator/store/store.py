@@ -22,7 +22,19 @@ import structlog
 from ..model import FORMAT, State
 from . import registry, schema
 from .history import Page, purge_page
-from .rows import Backend, Batch, Claim, Fault, ListFilter, LookedUp, ParticipantRow, Row, RowRejected, StoreError
+from .rows import (
+    Backend,
+    Batch,
+    Claim,
+    Fault,
+    ListFilter,
+    LookedUp,
+    ParticipantRow,
+    PutOff,
+    Row,
+    RowRejected,
+    StoreError,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -132,13 +144,13 @@ class Store:
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._writer, self._flush, batch)
 
-    async def claim(self, limit: int, lease_ms: int) -> Claim:
+    async def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None) -> Claim:
         """Take over up to ``limit`` rows that are due, for a lease; see ``Backend.claim``."""
         loop = asyncio.get_running_loop()
         if time.monotonic() - self._format_read_s > _FORMAT_S:
             self._format_read_s = time.monotonic()
             loop.run_in_executor(self._others, self._read_format_again)  # beside the claim: nobody waits for it
-        return await loop.run_in_executor(self._reader, self._claim, limit, lease_ms)
+        return await loop.run_in_executor(self._reader, self._claim, limit, lease_ms, put_off)
 
     def _read_format_again(self) -> None:
         before = self.format
@@ -187,17 +199,17 @@ class Store:
             standing += self._flush(Batch([r for r, new in half if new], [r for r, new in half if not new]))
         return standing
 
-    def _claim(self, limit: int, lease_ms: int) -> Claim:
+    def _claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None) -> Claim:
         before_s = time.monotonic()
         try:
-            claim = self._backend.claim(limit, lease_ms)
+            claim = self._backend.claim(limit, lease_ms, put_off)
         except Exception as error:
             if self._backend.fault(error) is not Fault.AGAIN:
                 self._backend.close_reader()
             raise StoreError(f"the store did not answer: {' '.join(str(error).split())[:300]}") from error
         after_s = time.monotonic()
         # One quick read: its middle is when the clock was read. A slow one would set it wrong by half of its time.
-        if not claim.rows and (after_s - before_s < CLOCK_READ_S_MAX or not self._clock_read):
+        if not claim.rows and not claim.put_off and (after_s - before_s < CLOCK_READ_S_MAX or not self._clock_read):
             self._offset_ms = claim.now_ms - (before_s + after_s) * 500
             self._clock_read = True
         return claim

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from unittest.mock import ANY
 
 import pytest
 
-from coordinator.store.rows import Batch, ListFilter, Row, RowRejected
+from coordinator.store.rows import Batch, Claim, ListFilter, PutOff, Row, RowRejected
 from coordinator.store.store import Store
 
-from .rows import CONFIRMED, CONFIRMING, DUE_MS, LEASE_MS, begin, new_row, save, saved, stored
+from .rows import CONFIRMED, CONFIRMING, DUE_MS, LEASE_MS, TRYING, begin, new_row, save, saved, stored
 from .stores import KINDS, empty_store, stores
 
 TOO_LARGE = 2**70
@@ -229,6 +230,39 @@ class TestClaim:
     async def test_takes_none_when_there_is_room_for_none(self, store: Store) -> None:
         await begin(store, new_row(wake_ms=DUE_MS))
         assert not (await store.claim(0, LEASE_MS)).rows
+
+    async def test_puts_off_what_nothing_can_be_done_for(self, store: Store) -> None:
+        now_ms = (await store.claim(0, LEASE_MS)).now_ms
+
+        def lately(participants: str) -> Row:
+            row = new_row(wake_ms=DUE_MS, participants=participants)
+            return row._replace(state=CONFIRMING, updated_ms=now_ms)
+
+        away = [lately(",gone,"), lately(",away,gone,")]
+        others = [
+            lately(",bank,gone,"),
+            lately(",gone,")._replace(state=TRYING),
+            lately(",gone,")._replace(updated_ms=now_ms - 700_000),
+        ]
+        await begin(store, *away, *others)
+        put_off = PutOff(("gone", "away"), 600_000, 700_000, 800_000)
+        claim = await store.claim(10, LEASE_MS, put_off)
+        assert {row.xid for row in claim.rows} == {row.xid for row in others}
+        assert all(row.wake_ms and row.wake_ms <= claim.now_ms + LEASE_MS for row in claim.rows)
+        assert claim.put_off == 2
+        for row, stands in zip(away, await stored(store, away), strict=True):
+            assert stands is not None
+            assert stands.wake_ms is not None
+            assert now_ms + 700_000 <= stands.wake_ms <= claim.now_ms + 800_000
+            assert stands == row._replace(wake_ms=stands.wake_ms)
+        assert await store.claim(10, LEASE_MS, put_off) == Claim((), ANY, claim.next_wake_ms)
+
+    async def test_puts_off_all_there_is(self, store: Store) -> None:
+        now_ms = (await store.claim(0, LEASE_MS)).now_ms
+        rows = [new_row()._replace(state=CONFIRMING, wake_ms=DUE_MS, updated_ms=now_ms) for _ in range(7)]
+        await begin(store, *rows)
+        put_off = PutOff(("bank",), 600_000, 700_000, 700_000)
+        assert [(await store.claim(5, LEASE_MS, put_off)).put_off for _ in range(3)] == [5, 2, 0]
 
     async def test_claims_and_flushes_at_once_lose_nothing(self, store: Store) -> None:
         rows = [new_row(wake_ms=DUE_MS) for _ in range(60)]

@@ -3,9 +3,11 @@
 import pytest
 
 from coordinator.delivery_breaker import (
+    CROWD_MS,
     FAILURES_MAX,
     OPEN_MS_MAX,
     OPEN_MS_MIN,
+    RETURNS_PER_S,
     SILENT_MAX,
     SILENT_MS_MIN,
     Breaker,
@@ -134,6 +136,38 @@ def test_while_a_probe_is_out_calls_do_not_ask_again_and_again(clocked: Clocked)
         clocked.now_ms += clocked.breaker.retry_ms(Phase.TRY)
         asked += 1
     assert asked < 10
+
+
+def test_the_more_are_owed_the_longer_each_waits(clocked: Clocked) -> None:
+    clocked.fail()
+    waits = [clocked.breaker.retry_ms(Phase.CONFIRM) for _ in range(5 * RETURNS_PER_S)]
+    assert max(waits) > 4_000
+    assert sum(wait <= 1_000 for wait in waits) < 3 * RETURNS_PER_S
+    assert clocked.breaker.longest_ms(OPEN_MS_MAX) == pytest.approx(5_000)
+    clocked.now_ms += 3_000
+    clocked.breaker.book(RETURNS_PER_S)
+    assert clocked.breaker.longest_ms(OPEN_MS_MAX) == pytest.approx(3_500)  # for so long it has been open, and longer
+    clocked.breaker.book(60 * RETURNS_PER_S)
+    assert clocked.breaker.longest_ms(OPEN_MS_MAX) == OPEN_MS_MAX
+
+
+def test_a_crowd_is_not_looked_at_while_it_is_open_but_for_a_probe(clocked: Clocked) -> None:
+    few = int(RETURNS_PER_S * CROWD_MS / 1000)
+    clocked.breaker.book(few + 1)
+    assert not clocked.breaker.crowded()
+    clocked.fail()
+    assert clocked.breaker.crowded()
+    clocked.now_ms += 10
+    assert not clocked.breaker.crowded()
+    clocked.breaker.book(10 * few)
+    assert clocked.breaker.crowded()
+    while not clocked.breaker.admits_probe():
+        clocked.now_ms += 1
+    assert not clocked.breaker.crowded()
+    clocked.probe()
+    assert clocked.breaker.crowded()
+    clocked.breaker.answered()
+    assert not clocked.breaker.crowded()
 
 
 @pytest.mark.parametrize("phase", [Phase.CONFIRM, Phase.CANCEL])

@@ -345,13 +345,17 @@ def _checked(step: Step, reply: Reply) -> Reply:
 
 
 def _late(state: State, step: Step, reply: Reply) -> Step:
-    """What an answer that nobody waits for any more still teaches: which database a Try has reserved in.
+    """What an answer that nobody waits for any more still teaches.
 
-    Its Cancel must be answered by that one, whichever of the two answers comes first (protocol C3).
+    Which database a Try has reserved in: its Cancel must be answered by that one, whichever of the two answers comes
+    first (protocol C3). Or why it is not known whether it has: a person who looks for the reason finds it.
     """
-    late_try = reply.phase is Phase.TRY and reply.outcome is Outcome.DONE
-    if late_try and state in (State.CANCELLING, State.CANCELLED) and not step.fence_id and reply.fence_id:
+    if reply.phase is not Phase.TRY or state not in (State.CANCELLING, State.CANCELLED):
+        return step
+    if reply.outcome is Outcome.DONE and not step.fence_id and reply.fence_id:
         return step._replace(fence_id=reply.fence_id)
+    if reply.outcome is Outcome.UNKNOWN and not step.error and step.status is BranchStatus.PENDING:
+        return step._replace(error=reply.error[:ERROR_CHARS_MAX])
     return step
 
 

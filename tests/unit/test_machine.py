@@ -167,6 +167,18 @@ def test_a_try_is_given_no_more_time_than_the_transaction_has() -> None:
     assert due(tx, TIMEOUT_MS - 70, POLICY)[0].timeout_ms == 70
 
 
+def test_why_a_try_is_not_known_is_kept_when_another_branch_has_refused_before() -> None:
+    tx = apply(begin(spec(2), 0, POLICY), [refused(0)], 5, POLICY)
+    assert tx.state is State.CANCELLING
+    told = apply(tx, [unknown(1, Phase.TRY, "no answer in 5000 ms")], 6, POLICY)
+    assert told.steps[1] == tx.steps[1]._replace(error="no answer in 5000 ms")
+    assert told.wake_ms == tx.wake_ms
+    again = apply(told, [unknown(1, Phase.TRY, "the coordinator stops")], 7, POLICY)
+    assert again is told
+    cancelled = apply(told, [done(1, Phase.CANCEL, "db-1")], 8, POLICY)
+    assert apply(cancelled, [unknown(1, Phase.TRY)], 9, POLICY) is cancelled
+
+
 @pytest.mark.parametrize("late_ms", [0, 1, 1_000_000])
 def test_no_try_is_due_from_the_deadline_on(late_ms: int) -> None:
     assert due(transaction(State.TRYING, PENDING, TRIED), TIMEOUT_MS + late_ms, POLICY) == ()

@@ -14,8 +14,8 @@
     payload, payload_libraries, payload_parts, payload_pydantic, payload_msgspec, json_types, json_text
                   annotated Python types as bytes
     call          a call, its reply, and what a handler is called with
-    client, client_request, client_asking, client_interacting, interactive, client_watching, client_connection,
-    coordinator_messages, coordinator_lookup, initiator_metadata, transaction
+    client, client_request, client_asking, client_executing, client_interacting, interactive, client_watching,
+    client_connection, coordinator_messages, coordinator_lookup, initiator_metadata, transaction
                   for initiators
     context, branch_keys, context_headers, interceptors, asgi
                   which transaction the running code belongs to, and how that travels
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from participant_sdk.context_headers import collect_tried, outgoing_headers
     from participant_sdk.enlist_errors import BranchUnknown, NotEnlisted
     from participant_sdk.errors import (
+        AlreadyDecided,
         ConfigurationError,
         IdempotencyKeyReused,
         InvalidRequest,
@@ -91,6 +92,7 @@ _HOMES = {
     "context_headers": ("collect_tried", "outgoing_headers"),
     "enlist_errors": ("BranchUnknown", "NotEnlisted"),
     "errors": (
+        "AlreadyDecided",
         "ConfigurationError",
         "IdempotencyKeyReused",
         "InvalidRequest",
@@ -120,6 +122,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "SERVER_OPTIONS",
+    "AlreadyDecided",
     "AsyncOpenTransaction",
     "AsyncServing",
     "AsyncTricordClient",

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 
-from participant_sdk.client_asking import start_execute, start_get
+from participant_sdk.client_asking import start_get
 from participant_sdk.client_connection import AsyncCoordinatorConnection, CoordinatorConnection
+from participant_sdk.client_executing import start_execute
 from participant_sdk.client_interacting import Interaction
 from participant_sdk.client_request import BranchRequest, Wait
 from participant_sdk.client_watching import start_watch
@@ -70,8 +71,11 @@ class TricordClient(CoordinatorConnection):
 
         Leaving the block confirms, with any exception it cancels. What was refused, or not seen tried, is never
         confirmed. Leaving it raises TransactionCancelled, or OutcomeUnknown when the coordinator could not tell for
-        `patience` seconds whether it is confirmed. `wait` says how far the confirm is waited for. The other arguments
-        are those of `execute`. Raises InvalidRequest.
+        `patience` seconds whether it is confirmed; after `tx.cancel()` it is quiet. Entering it raises AlreadyDecided
+        if the transaction under an `idempotency_key` of your own was decided before: the body does not run again.
+
+        `patience` (default: timeout + 30) is how many seconds each call goes on asking. `wait` says how far the
+        confirm is waited for. The other arguments are those of `execute`. Raises InvalidRequest.
         """
         return OpenTransaction(Interaction(timeout, idempotency_key, metadata, patience, wait), self._run)
 
@@ -80,8 +84,9 @@ class TricordClient(CoordinatorConnection):
     ) -> Iterator[Transaction]:
         """The transaction as it stands, then after every change, until it is finished.
 
-        A stream that breaks is opened again; nothing is lost by it but steps in between. Raises TransactionNotFound,
-        OutcomeUnknown (nothing was heard for `patience` seconds of asking), InvalidRequest.
+        A stream that breaks is opened again, and so is one that was silent for some seconds, as its coordinator may
+        hang; nothing is lost by it but steps in between. Raises TransactionNotFound, OutcomeUnknown (no coordinator
+        told anything for `patience` seconds of asking), InvalidRequest, ConfigurationError (this client is closed).
         """
         return self._watch(start_watch(xid, idempotency_key, patience))
 
@@ -117,7 +122,11 @@ class AsyncTricordClient(AsyncCoordinatorConnection):
         patience: float | None = None,
         wait: Wait = Wait.FINISHED,
     ) -> AsyncOpenTransaction:
-        """See `TricordClient.transaction`; with `async with`. A task that is cancelled in the block cancels it."""
+        """See `TricordClient.transaction`; with `async with`.
+
+        A task that is cancelled in the block cancels the transaction. One that is cancelled while the end of the block
+        waits for its Confirm ends at once, and leaves it to the coordinator: it may be confirmed.
+        """
         return AsyncOpenTransaction(Interaction(timeout, idempotency_key, metadata, patience, wait), self._run)
 
     def watch(

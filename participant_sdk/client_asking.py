@@ -1,10 +1,7 @@
 """How the coordinator is asked: what is sent, when it is asked again, what is returned or raised.
 
-Written once, for grpc and grpc.aio, and for initiators and participants.
-
-Generators of steps that `client_connection` carries out. The one thing that must never go wrong here: once a request
-may have reached the coordinator, the transaction may exist and be confirmed, and then only its outcome is a definite
-answer.
+Written once, for grpc and grpc.aio, and for initiators and participants: generators of steps that
+`client_connection` carries out.
 """
 
 from __future__ import annotations
@@ -15,7 +12,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from participant_sdk.client_request import BranchRequest, Wait, new_key, request_of
+import grpc
+
 from participant_sdk.coordinator_messages import (
     Failure,
     error_of,
@@ -27,17 +25,16 @@ from participant_sdk.errors import (
     ConfigurationError,
     InvalidRequest,
     OutcomeUnknown,
-    TransactionCancelled,
     TransactionNotFound,
     TricordError,
 )
-from participant_sdk.transaction import LookedUp, Transaction, TransactionState
+from participant_sdk.transaction import LookedUp, Transaction
 from tricord.v1 import coordinator_pb2
 
-TIMEOUT_ASSUMED_SECONDS: Final = 30.0
-"""The coordinator's default time-out of a transaction, where the caller names none."""
-PATIENCE_BEYOND_SECONDS: Final = 30.0
-ASK_SECONDS_MAX: Final = 30.0
+ATTEMPT_SECONDS: Final = 5.0
+"""How long the first attempt of a call waits for its answer, before the next coordinator is asked."""
+ATTEMPT_SECONDS_MIN: Final = 0.1
+ATTEMPT_SECONDS_MAX: Final = 20.0
 PAUSE_FIRST_SECONDS: Final = 0.05
 PAUSE_MAX_SECONDS: Final = 2.0
 CLOSED: Final = "the client is closed"
@@ -97,92 +94,91 @@ Answer: TypeAlias = Any
 Asking: TypeAlias = Generator[Ask | Pause, Answer, T]
 
 
-def executing(request: coordinator_pb2.ExecuteRequest, wait: Wait, patience: float) -> Asking[Transaction]:
-    """Ask until the transaction has the state that is waited for; returns it confirmed, or raises.
+def pause_seconds(tries: int, failure: Failure | None = None) -> float:
+    """How long to wait before asking again: what the coordinator asks for, and at random more with each try."""
+    longest = min(PAUSE_MAX_SECONDS, PAUSE_FIRST_SECONDS * 2 ** min(tries, 10))
+    return (failure.retry_after if failure is not None else 0.0) + random.uniform(0, longest)
 
-    `patience` is in seconds. Raises TransactionCancelled, OutcomeUnknown, or what `error_of` says.
+
+class Pace:
+    """When one call asks again, and how long it waits for each answer; it gives up after `patience` seconds.
+
+    The coordinator answers what it is asked to wait for with the state of the moment before the attempt is over: a long
+    wait is several attempts, and one at a coordinator that hangs leaves time for the others. Each that lasts to its end
+    doubles the next, so that a slow coordinator is heard in the end, and long waits are not many requests.
     """
-    clock = time.monotonic
-    gives_up_at = clock() + patience
-    seen: Transaction | None = None
-    may_have_begun = False
-    why = "there was no time to ask"
-    tries = 0
-    while (left := gives_up_at - clock()) > 0:
-        asked_at = clock()
-        answer = yield Ask(request, min(left, ASK_SECONDS_MAX))
-        if isinstance(answer, coordinator_pb2.ExecuteResponse):
-            seen, may_have_begun = read_transaction(answer.transaction), True
-            if is_outcome(seen, wait):
-                return confirmed(seen)
-            why = f"it is still {seen.state.value}"
-            tries = 0 if clock() - asked_at >= 1 else tries + 1
-        elif isinstance(answer, Failure):
-            why = str(answer)
-            if answer.response_too_large or (not answer.retryable and may_have_begun and not answer.never_began):
-                break  # definite about this request, but not about what an earlier one may have begun
-            if not answer.retryable:
-                raise error_of(answer)
-            may_have_begun = may_have_begun or answer.may_have_arrived
-            tries += 1
-        elif isinstance(answer, Closed):
-            if not may_have_begun:
-                raise ConfigurationError(CLOSED)
-            why = CLOSED
-            break
-        longest = min(PAUSE_MAX_SECONDS, PAUSE_FIRST_SECONDS * 2 ** min(tries, 10))
-        yield Pause(min(random.uniform(0, longest), max(0.0, gives_up_at - clock())))
-    raise _outcome_unknown(request.idempotency_key, why, seen)
 
+    def __init__(self, patience: float, *, may_have_arrived: bool = False) -> None:
+        self._gives_up_at = time.monotonic() + patience
+        self._seconds = min(ATTEMPT_SECONDS, patience / 2)
+        self._seconds_max = min(ATTEMPT_SECONDS_MAX, patience / 2)
+        self._asked_at = 0.0
+        self._tries = 0
+        self.may_have_arrived = may_have_arrived
+        """Whether a coordinator may have heard of the request."""
 
-def _outcome_unknown(key: str, why: str, seen: Transaction | None) -> OutcomeUnknown:
-    text = f"the outcome of the transaction with key {key} is not known yet: {why}"
-    return OutcomeUnknown(f"{text}; execute the same branches with this idempotency_key again", key, seen)
+    @property
+    def left(self) -> float:
+        """How many seconds of patience are left."""
+        return self._gives_up_at - time.monotonic()
 
+    def ask(self, request: Request) -> Ask:
+        """The next attempt."""
+        self._asked_at = time.monotonic()
+        return Ask(request, max(ATTEMPT_SECONDS_MIN, min(self.left, self._seconds)))
 
-def is_outcome(transaction: Transaction, wait: Wait) -> bool:
-    """Whether it has come as far as is waited for."""
-    if wait is Wait.ACCEPTED:
-        return True
-    if wait is Wait.DECIDED and transaction.state in (TransactionState.CONFIRMING, TransactionState.CANCELLING):
-        return True
-    return transaction.state.finished
+    def failed(self, failure: Failure) -> Pause | None:
+        """What to do about a failure that asking again may mend; None: give up."""
+        self.may_have_arrived = self.may_have_arrived or failure.may_have_arrived
+        if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            self._seconds = min(2 * self._seconds, self._seconds_max)
+        self._tries += 1
+        return self._pause(failure)
 
+    def not_yet(self) -> Pause | None:
+        """What to do about an answer that is not what is waited for; None: give up."""
+        self.may_have_arrived = True
+        if time.monotonic() - self._asked_at >= self._seconds / 2:  # it was waited for
+            self._tries = 0
+            self._seconds = min(2 * self._seconds, self._seconds_max)
+        else:
+            self._tries += 1
+        return self._pause(None)
 
-def confirmed(transaction: Transaction) -> Transaction:
-    """The transaction, unless it is cancelled, or being cancelled: raises TransactionCancelled."""
-    if transaction.state in (TransactionState.CANCELLING, TransactionState.CANCELLED):
-        raise TransactionCancelled(transaction, transaction.refusal)
-    return transaction
+    def _pause(self, failure: Failure | None) -> Pause | None:
+        left = self.left
+        if left <= 0 or (failure is not None and failure.retry_after >= left):
+            return None
+        return Pause(min(pause_seconds(self._tries, failure), left))
 
 
 def getting(request: coordinator_pb2.GetRequest, patience: float) -> Asking[Transaction]:
     """Read a transaction, asking again while the coordinator cannot be reached."""
-    answer = yield from persisting(request, time.monotonic() + patience, CANNOT_BE_ASKED)
+    named = {"idempotency_key": request.idempotency_key, "xid": request.xid}
+    answer = yield from persisting(request, Pace(patience), CANNOT_BE_ASKED, **named)
     return read_transaction(answer.transaction)
 
 
-def persisting(request: Request, gives_up_at: float, why: str) -> Asking[Any]:
+def persisting(request: Request, pace: Pace, why: str, *, idempotency_key: str = "", xid: str = "") -> Asking[Any]:
     """Ask until there is an answer; every request here may be repeated.
 
-    `gives_up_at` is of `time.monotonic()`. Raises OutcomeUnknown, saying `why` that matters, when the time is over,
-    and what `error_of` says for a definite "no".
+    Raises OutcomeUnknown, saying `why` that matters and what the transaction is known by, when `pace` is over or the
+    client is closed with the request under way; and what `error_of` says for a definite "no".
     """
-    tries = 0
     while True:
-        left = gives_up_at - time.monotonic()
-        answer = yield Ask(request, max(0.1, min(left, ASK_SECONDS_MAX)))
+        answer = yield pace.ask(request)
         if isinstance(answer, Closed):
-            raise ConfigurationError(CLOSED)
+            if not pace.may_have_arrived:
+                raise ConfigurationError(CLOSED)
+            raise OutcomeUnknown(f"{why}: {CLOSED}", idempotency_key, xid=xid)
         if not isinstance(answer, Failure):
+            pace.may_have_arrived = True
             return answer
         if not answer.retryable:
             raise error_of(answer)
-        if time.monotonic() >= gives_up_at:
-            raise OutcomeUnknown(f"{why}: {answer}", getattr(request, "idempotency_key", ""))
-        tries += 1
-        longest = min(PAUSE_MAX_SECONDS, PAUSE_FIRST_SECONDS * 2 ** min(tries, 10))
-        yield Pause(min(random.uniform(0, longest), max(0.0, gives_up_at - time.monotonic())))
+        if (pause := pace.failed(answer)) is None:
+            raise OutcomeUnknown(f"{why}: {answer}", idempotency_key, xid=xid)
+        yield pause
 
 
 def looking_up(xids: Sequence[str], seconds: float) -> Asking[LookedUp]:
@@ -211,28 +207,6 @@ def _unanswered(answer: Answer) -> TricordError:
     if isinstance(answer, Failure) and not answer.retryable:
         return error_of(answer)
     return OutcomeUnknown(f"{CANNOT_BE_ASKED}: {answer}", "")
-
-
-def start_execute(
-    branches: tuple[BranchRequest, ...],
-    idempotency_key: str | None,
-    timeout: float | None,
-    wait: Wait,
-    patience: float | None,
-    metadata: Mapping[str, str] | None,
-    ordered: bool = False,
-) -> Asking[Transaction]:
-    """See `TricordClient.execute`."""
-    request = request_of(branches, new_key() if idempotency_key is None else idempotency_key, timeout, wait, metadata)
-    request.ordered = ordered
-    return executing(request, wait, patience_of(timeout, patience))
-
-
-def patience_of(timeout: float | None, patience: float | None) -> float:
-    """How many seconds to go on asking."""
-    if patience is not None:
-        return patience
-    return (TIMEOUT_ASSUMED_SECONDS if timeout is None else max(timeout, 0)) + PATIENCE_BEYOND_SECONDS
 
 
 def start_get(xid: str | None, idempotency_key: str | None, patience: float) -> Asking[Transaction]:

@@ -82,8 +82,9 @@ class CoordinatorConnection:
                 raise ConfigurationError(CLOSED)
             failure: Failure | None = None
             stream: Any = None
+            turn = self._turn
             try:
-                stream = self._stubs[self._turn].Watch(watching.request)
+                stream = self._stubs[turn].Watch(watching.request, timeout=watching.opening())
                 for response in stream:
                     transaction = watching.heard(response)
                     if transaction is not None:
@@ -91,18 +92,18 @@ class CoordinatorConnection:
                         if transaction.state.finished:
                             return
             except grpc.RpcError as error:
-                failure = self._failed(error)
+                failure = read_failure(error)
+                if not watching.had_its_time(failure):
+                    self._pass_over(turn, failure)
             finally:
                 if stream is not None:
                     stream.cancel()
             time.sleep(watching.broke(failure))
 
-    def _failed(self, error: grpc.RpcError) -> Failure:
-        """What it says. Whoever may not have been reached, or has too much to do, is not asked next."""
-        failure = read_failure(error)
-        if failure.retryable:
-            self._turn = (self._turn + 1) % len(self._stubs)
-        return failure
+    def _pass_over(self, turn: int, failure: Failure) -> None:
+        """Whoever may not have been reached, or has too much to do, is not asked next."""
+        if failure.retryable and self._turn == turn:  # of many calls that fail with one coordinator, one moves on
+            self._turn = (turn + 1) % len(self._stubs)
 
     def _is_closed(self) -> bool:  # a type checker takes an attribute for unchanged
         return self._closed
@@ -110,10 +111,13 @@ class CoordinatorConnection:
     def _ask(self, ask: Ask) -> Answer:
         if self._closed:
             return Closed()
+        turn = self._turn
         try:
-            return getattr(self._stubs[self._turn], METHODS[type(ask.request)])(ask.request, timeout=ask.seconds)
+            return getattr(self._stubs[turn], METHODS[type(ask.request)])(ask.request, timeout=ask.seconds)
         except grpc.RpcError as error:
-            return self._failed(error)
+            failure = read_failure(error)
+            self._pass_over(turn, failure)
+            return failure
         except ValueError:  # closed between the look and the call
             if not self._is_closed():
                 raise
@@ -165,8 +169,9 @@ class AsyncCoordinatorConnection:
                 raise ConfigurationError(CLOSED)
             failure: Failure | None = None
             stream: Any = None
+            turn = self._turn
             try:
-                stream = self._stubs[self._turn].Watch(watching.request)
+                stream = self._stubs[turn].Watch(watching.request, timeout=watching.opening())
                 async for response in stream:
                     transaction = watching.heard(response)
                     if transaction is not None:
@@ -174,32 +179,39 @@ class AsyncCoordinatorConnection:
                         if transaction.state.finished:
                             return
             except grpc.RpcError as error:
-                failure = self._failed(error)
+                failure = read_failure(error)
+                if not watching.had_its_time(failure):
+                    self._pass_over(turn, failure)
+            except asyncio.CancelledError:
+                if not self._is_closed_under_way():
+                    raise
             finally:
                 if stream is not None:
                     stream.cancel()
             await asyncio.sleep(watching.broke(failure))
 
-    def _failed(self, error: grpc.RpcError) -> Failure:
-        """What it says. Whoever may not have been reached, or has too much to do, is not asked next."""
-        failure = read_failure(error)
-        if failure.retryable:
-            self._turn = (self._turn + 1) % len(self._stubs)
-        return failure
+    def _pass_over(self, turn: int, failure: Failure) -> None:
+        """Whoever may not have been reached, or has too much to do, is not asked next."""
+        if failure.retryable and self._turn == turn:  # of many calls that fail with one coordinator, one moves on
+            self._turn = (turn + 1) % len(self._stubs)
 
-    def _is_closed(self) -> bool:  # a type checker takes an attribute for unchanged
-        return self._closed
+    def _is_closed_under_way(self) -> bool:
+        """What a CancelledError means: it is grpc.aio's word for that, and asyncio's for a task that is cancelled."""
+        task = asyncio.current_task()
+        return self._closed and task is not None and not task.cancelling()
 
     async def _ask(self, ask: Ask) -> Answer:
         if self._closed:
             return Closed()
+        turn = self._turn
         try:
-            method = getattr(self._stubs[self._turn], METHODS[type(ask.request)])
+            method = getattr(self._stubs[turn], METHODS[type(ask.request)])
             return await method(ask.request, timeout=ask.seconds)
         except grpc.RpcError as error:
-            return self._failed(error)
-        except asyncio.CancelledError:  # grpc.aio's word for "closed under way", and asyncio's for "cancelled"
-            task = asyncio.current_task()
-            if not self._is_closed() or task is None or task.cancelling():
+            failure = read_failure(error)
+            self._pass_over(turn, failure)
+            return failure
+        except asyncio.CancelledError:
+            if not self._is_closed_under_way():
                 raise
             return Failure(grpc.StatusCode.CANCELLED, CLOSED)

@@ -10,7 +10,6 @@ same branch, the fence makes Try give the same answer, and a report is monotone.
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import grpc
 
 from participant_sdk.call import IncomingCall, Outcome, Refusal, Reply, fingerprint
-from participant_sdk.client_asking import CLOSED, PAUSE_FIRST_SECONDS, PAUSE_MAX_SECONDS, Ask, Closed, Pause
+from participant_sdk.client_asking import CLOSED, Ask, Closed, Pause, pause_seconds
 from participant_sdk.coordinator_messages import Failure, error_of, write_payload
 from participant_sdk.enlist_errors import BranchUnknown, NotEnlisted
 from participant_sdk.errors import (
@@ -186,9 +185,8 @@ def _asked(
         answer = yield Ask(request, min(left, SEND_SECONDS_MAX))
         if not isinstance(answer, Failure) or not answer.retryable:
             break
-        longest = min(PAUSE_MAX_SECONDS, PAUSE_FIRST_SECONDS * 2 ** min(tries, 10))
+        yield Pause(min(pause_seconds(tries, answer), max(0.0, until - time.monotonic())))
         tries += 1
-        yield Pause(min(random.uniform(0, longest), max(0.0, until - time.monotonic())))
     return answer
 
 

@@ -19,7 +19,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, ContextVar, Token, copy_context
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -101,7 +101,7 @@ class bound:
         self._token = _current.set(self._scope)
 
     def __exit__(self, *raised: object) -> None:
-        _current.reset(self._token)
+        _put_back(_current, self._token, self._scope, _NOWHERE)
 
 
 class Collector:
@@ -169,7 +169,7 @@ class collecting:
         return self._seen
 
     def __exit__(self, *raised: object) -> None:
-        _calling.reset(self._token)
+        _put_back(_calling, self._token, self._calling, _ORDINARY)
 
 
 class pinned_branch_key:
@@ -258,6 +258,15 @@ class ContextThreadPoolExecutor(ThreadPoolExecutor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """As `ThreadPoolExecutor.submit`; `map` comes here too. Raises TypeError as `in_context`."""
         return super().submit(in_context(fn), *args, **kwargs)
+
+
+def _put_back(variable: ContextVar[T], token: Token[T], ours: T, default: T) -> None:
+    """As it was before `ours` was set; also in another context than it was set in, if that one took it over."""
+    try:
+        variable.reset(token)
+    except ValueError:  # the block was entered in another context, such as another task
+        if variable.get() is ours:
+            variable.set(default if token.old_value is Token.MISSING else token.old_value)
 
 
 def is_xid(text: str) -> bool:

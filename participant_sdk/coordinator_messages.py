@@ -55,6 +55,8 @@ class Failure:
     message: str
     reason: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
+    retry_after: float = 0.0
+    """How many seconds the coordinator asks to wait before asking again."""
 
     @property
     def retryable(self) -> bool:
@@ -91,28 +93,33 @@ class Failure:
 
 def read_failure(error: grpc.RpcError) -> Failure:
     """What a failed call says."""
-    reason = ""
-    fields: dict[str, str] = {}
     metadata: Any = error.trailing_metadata()
+    details: dict[str, Any] = {}
     for key, value in metadata or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            reason, fields = _read_details(value)
-    return Failure(error.code(), printable(error.details() or ""), reason, fields)
+            details = _read_details(value)
+    return Failure(error.code(), printable(error.details() or ""), **details)
 
 
-def _read_details(data: bytes) -> tuple[str, dict[str, str]]:
-    reason = ""
-    fields: dict[str, str] = {}
+def _read_details(data: bytes) -> dict[str, Any]:
+    """What the details say, as the fields of a Failure."""
+    found: dict[str, Any] = {"fields": {}}
+    info, bad_request, retry = (
+        error_details_pb2.ErrorInfo(),
+        error_details_pb2.BadRequest(),
+        error_details_pb2.RetryInfo(),
+    )
     try:
         for detail in status_pb2.Status.FromString(data).details:
-            info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
             if detail.Unpack(info):
-                reason = info.reason
+                found["reason"] = info.reason
             elif detail.Unpack(bad_request):
-                fields.update({each.field: each.description for each in bad_request.field_violations})
+                found["fields"].update({each.field: each.description for each in bad_request.field_violations})
+            elif detail.Unpack(retry):
+                found["retry_after"] = max(0.0, retry.retry_delay.ToNanoseconds() / 1e9)
     except DecodeError:
         pass  # the status itself still says enough
-    return reason, fields
+    return found
 
 
 def error_of(failure: Failure) -> TricordError:

@@ -12,6 +12,7 @@
         ├── NotEnlisted              a branch has no part in its transaction (enlist_errors)
         ├── BranchUnknown            it is not known whether an enlisted branch was tried (enlist_errors)
         ├── TransactionCancelled     decided: nothing of the transaction happened
+        ├── AlreadyDecided           the key's transaction was decided before: the block's body did not run
         └── OutcomeUnknown           still undecided, still running, or the coordinator was not reached
 
 They are split by what the caller has to do next. `reason` is stable and meant for programs, the message is for
@@ -114,20 +115,40 @@ class TransactionCancelled(TricordError):
         self.refusal = refusal
 
 
+class AlreadyDecided(TricordError):
+    """The transaction under this key was decided before, by another block: nothing of this one's is done in it.
+
+    `state` says how: CONFIRMING or CONFIRMED (it is done: its results are in `transaction.branches`), CANCELLING or
+    CANCELLED (nothing of it happened; trying again needs another key). `xid` names it.
+    """
+
+    reason = "ALREADY_DECIDED"
+
+    def __init__(self, transaction: Transaction) -> None:
+        super().__init__(f"transaction {transaction.xid} under this key is {transaction.state.value} already")
+        self.transaction = transaction
+        self.xid = transaction.xid
+        self.state = transaction.state
+
+
 class OutcomeUnknown(TricordError):
     """Not known yet: undecided, decided and still running, or the coordinator could not be reached.
 
-    It is never a failure. Execute the same branches with the same `idempotency_key` again to learn the outcome.
-    `transaction` is the last state that was seen, None if none was.
+    It is never a failure. Execute the same branches with the same `idempotency_key` again to learn the outcome, or look
+    up by `xid` (empty if it was not told yet) what became of it. `transaction` is the last state that was seen, None if
+    none was.
     """
 
     reason = "OUTCOME_UNKNOWN"
     retryable = True
 
-    def __init__(self, message: str, idempotency_key: str, transaction: Transaction | None = None) -> None:
+    def __init__(
+        self, message: str, idempotency_key: str, transaction: Transaction | None = None, *, xid: str = ""
+    ) -> None:
         super().__init__(message)
         self.idempotency_key = idempotency_key
         self.transaction = transaction
+        self.xid = xid or (transaction.xid if transaction is not None else "")
 
 
 def printable(text: str, length_max: int = MESSAGE_LENGTH_MAX) -> str:

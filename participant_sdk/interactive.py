@@ -4,8 +4,9 @@
         hold = tx.try_(branch("bank-a", "debit", Debit("alice", 30)), Held)
         tx.try_(branch("bank-b", "credit", Credit("bob", 30, hold.hold_id)))
 
-The end of the block confirms, an error in it cancels and goes on. The block is the transaction's: `current_xid()` is
-its xid, and services that are called in it and that enlist (see `Action.enlist`) are confirmed or cancelled with it.
+The end of the block confirms, an error in it cancels and goes on; the coordinator is told the error's type, not its
+text. The block is the transaction's: `current_xid()` is its xid, and services that are called in it and that enlist
+(see `Action.enlist`) are confirmed or cancelled with it.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class OpenTransaction(_Open):
         unless you name one: 1 to 255 characters, unique in the transaction.
 
         Raises TransactionCancelled (it was refused, or the transaction has ended; `refusal` says why), OutcomeUnknown
-        (it bars the confirm), UnknownParticipant, InvalidRequest, RequestFailed.
+        (it bars the confirm, unless a repeat under its `branch_key` is answered), AlreadyDecided (somebody else has
+        confirmed it), UnknownParticipant, InvalidRequest, RequestFailed.
         """
         return _decoded(self._run(self._interaction.try_(branch, self._interaction.next_key(branch_key))), result_type)
 
@@ -109,16 +111,22 @@ class OpenTransaction(_Open):
         return [future.result() for future in running]
 
     def renew(self, timeout: float) -> None:
-        """Move the deadline to so many seconds from now; at most 24 h after the beginning."""
+        """Move the deadline to so many seconds from now; at most 24 h after the beginning.
+
+        Raises TransactionCancelled, AlreadyDecided, InvalidRequest, RequestFailed, OutcomeUnknown.
+        """
         self._run(self._interaction.renew(timeout))
 
     def confirm(self) -> Transaction:
-        """Confirm it now, rather than at the end of the block. Raises TransactionCancelled, OutcomeUnknown."""
+        """Confirm it now, rather than at the end of the block. Raises as the end of the block does."""
         self._name_seen()
         return self._run(self._interaction.confirm())  # type: ignore[no-any-return]
 
     def cancel(self, reason: str = "") -> Transaction:
-        """Cancel it; the end of the block then raises TransactionCancelled unless the block fails by itself."""
+        """Cancel it; the end of the block is quiet then. `reason` is for people, and stored with the transaction.
+
+        Raises RequestFailed if it is confirmed, OutcomeUnknown (the end of the block tries again).
+        """
         return self._run(self._interaction.cancel(reason))  # type: ignore[no-any-return]
 
 
@@ -139,6 +147,9 @@ class AsyncOpenTransaction(_Open):
     ) -> None:
         self._scope.close()
         self._name_seen()
+        if error is None:  # a task that is cancelled now leaves the transaction to the coordinator
+            await self._run(self._interaction.leave(None))
+            return
         # Whoever cancels the task does not cancel what it owes the transaction.
         leaving = asyncio.ensure_future(self._run(self._interaction.leave(error)))
         try:

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -99,6 +100,16 @@ class CoordinatorProcess:
     def kill(self) -> int:
         """By SIGKILL, as a power cut would."""
         return self._end(signal.SIGKILL)
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """In the block its process is stopped by SIGSTOP: connections stay, and nothing is answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def log(self, event: str) -> list[dict[str, Any]]:
         """The log's entries of one kind so far."""

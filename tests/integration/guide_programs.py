@@ -1,4 +1,4 @@
-"""The guide's blocks of code as the files and commands that they are, and a caller for the participants in them.
+"""The guides' blocks of code as the files and commands that they are, and a caller for the participants in them.
 
 A block of Python is the file that is named above it; a block of shell is commands, one a line. Read in the order of
 the page, they are what somebody does who follows it.
@@ -24,7 +24,7 @@ from tests.contract.participant.world import CANCEL, CONFIRM, TRY
 from tricord.v1 import participant_pb2, participant_pb2_grpc, types_pb2
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PAGES: Final = ("participants.md", "patterns.md")
+PAGES: Final = ("participants.md", "patterns.md", "initiators.md")
 TIMEOUT_S: Final = 100.0
 
 _BLOCK: Final = re.compile(r"^(?:`(?P<file>\S+)`:\n\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from participant_sdk import (
+    AlreadyDecided,
     AsyncTricordClient,
+    InvalidRequest,
     OutcomeUnknown,
     RequestFailed,
     TransactionCancelled,
@@ -26,9 +28,10 @@ from participant_sdk import (
 )
 from tests.coordinators import CALL_S, CoordinatorProcess
 from tests.postgres import free_port
+from tricord.v1 import coordinator_pb2, types_pb2
 from tricord.v1 import participant_pb2 as participant_pb
-from tricord.v1 import types_pb2
 
+from .initiator import Initiator
 from .participant_server import ParticipantServer, refuse
 
 TRY, CONFIRM = participant_pb.PHASE_TRY, participant_pb.PHASE_CONFIRM
@@ -106,7 +109,7 @@ def test_case_18_a_refused_branch_cannot_be_swallowed(client: TricordClient, ban
 
 def test_case_18_nor_one_of_which_nothing_was_heard(client: TricordClient, bank: ParticipantServer) -> None:
     bank.answer = lambda call: None if call.action == "credit" and call.phase == TRY else held(call)
-    with pytest.raises(OutcomeUnknown, match="not confirmed, but cancelled"):  # noqa: SIM117 - the block's own end
+    with pytest.raises(TransactionCancelled, match="not known whether bank/credit"):  # noqa: SIM117 - the block's end
         with client.transaction(timeout=20, patience=2) as tx:
             tx.try_(DEBIT)
             with pytest.raises(OutcomeUnknown):
@@ -134,12 +137,54 @@ def test_case_20_a_confirm_after_the_deadline(client: TricordClient, bank: Parti
         assert raised.value.reason == "NOT_TRYING"
 
 
-def test_the_deadline_moves(client: TricordClient, bank: ParticipantServer) -> None:
-    with client.transaction(timeout=5) as tx:
-        tx.try_(DEBIT)
-        tx.renew(30)
-    assert tx.ended is not None
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_the_deadline_moves(kind: str, coordinator: CoordinatorProcess, bank: ParticipantServer) -> None:
+    stub, client = coordinator.coordinator_service(), Initiator(kind, coordinator.endpoint)
+
+    def deadline() -> int:
+        return stub.Get(coordinator_pb2.GetRequest(xid=tx.xid), timeout=CALL_S).transaction.deadline_time.seconds
+
+    async with client.block(timeout=20) as tx:
+        before = deadline()
+        await tx.try_(DEBIT)
+        await tx.renew(3_600)
+        assert 3_500 < deadline() - before < 3_700
+        with pytest.raises(RequestFailed) as raised:
+            await tx.renew(24 * 3_600)
+        assert raised.value.reason == "DEADLINE_TOO_LATE"
+        for wrong in (0, -1, 25 * 3_600, float("nan"), 1e15):
+            with pytest.raises(InvalidRequest) as invalid:
+                await tx.renew(wrong)
+            assert list(invalid.value.fields) == ["timeout"]
     assert tx.ended.state is CONFIRMED
+    with pytest.raises(AlreadyDecided):
+        await tx.renew(60)
+    await client.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_all_are_tried_at_once(kind: str, coordinator: CoordinatorProcess, bank: ParticipantServer) -> None:
+    together = threading.Barrier(3)
+
+    def meets(call: participant_pb.Call) -> participant_pb.Reply:
+        if call.phase == TRY:
+            together.wait(CALL_S)  # each is under way before any is answered
+        return held(call)
+
+    client = Initiator(kind, coordinator.endpoint)
+    bank.answer = meets
+    async with client.block(timeout=CALL_S) as tx:
+        assert await tx.try_all() == []
+        results = await tx.try_all(DEBIT, CREDIT, DEBIT)
+        assert sorted(each.decode(dict[str, int])["hold"] for each in results) == [1, 2, 3]
+    assert (tx.ended.state, len(tx.branches)) == (CONFIRMED, 3)
+    bank.answer = lambda call: refuse(call) if call.action == "credit" else held(call)
+    with pytest.raises(TransactionCancelled, match="insufficient_funds"):
+        async with client.block(timeout=20) as tx:
+            with pytest.raises(TransactionCancelled):
+                await tx.try_all(DEBIT, CREDIT)
+    assert (await client.watched(xid=tx.xid))[-1] is CANCELLED
+    await client.close()
 
 
 def test_ordered_and_accepted(client: TricordClient, bank: ParticipantServer) -> None:

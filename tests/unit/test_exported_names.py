@@ -9,6 +9,7 @@ import participant_sdk
 
 EXPORTED = [
     "SERVER_OPTIONS",
+    "AlreadyDecided",
     "AsyncOpenTransaction",
     "AsyncServing",
     "AsyncTricordClient",

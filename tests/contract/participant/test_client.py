@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,10 +65,13 @@ def refused() -> types_pb2.Transaction:
     return transaction(CANCELLED, branches=branches, cancel_reason="branch 2 refused")
 
 
-def status(code: grpc.StatusCode, reason: str = "", **fields: str) -> Callable[[Any], Any]:
+def status(code: grpc.StatusCode, reason: str = "", retry_s: float = 0.0, **fields: str) -> Callable[[Any], Any]:
     """An answer that is a gRPC error with details, as google.rpc.Status carries them."""
     rich = status_pb2.Status(code=code.value[0], message=f"about {reason}")
+    retry = error_details_pb2.RetryInfo()
+    retry.retry_delay.FromMilliseconds(int(retry_s * 1000))
     for detail in (
+        retry,
         error_details_pb2.ErrorInfo(reason=reason, domain="tricord"),
         error_details_pb2.BadRequest(
             field_violations=[
@@ -290,6 +294,19 @@ async def test_when_patience_is_over_the_outcome_is_unknown(coordinator: Coordin
     assert caught.value.retryable
     assert caught.value.transaction is not None
     assert caught.value.transaction.xid == XID
+
+
+async def test_it_waits_as_long_as_the_coordinator_asks(coordinator: Coordinator, client: Client) -> None:
+    busy = status(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", retry_s=0.7)
+    coordinator.answers = [busy, busy, transaction(CONFIRMED)]
+    started = time.monotonic()
+    assert (await client.execute(DEBIT)).state is TransactionState.CONFIRMED
+    assert time.monotonic() - started >= 1.4
+    assert len(coordinator.requests) == 3
+    coordinator.answers = [busy]
+    with pytest.raises(OutcomeUnknown, match="OVERLOADED"):  # it would have to wait for longer than it may
+        await client.get(xid=XID, patience=0.5)
+    assert len(coordinator.requests) == 4
 
 
 async def test_a_coordinator_that_is_away_is_waited_for(coordinator: Coordinator) -> None:

@@ -14,7 +14,7 @@ from .codec import UnreadableRow, transaction
 from .engine import Engine
 from .errors import InvalidRequest, Violation
 from .ids import XID_BYTES
-from .model import State
+from .model import State, Transaction
 from .rpc import Context, answering
 from .store.rows import ListFilter, Row
 from .wire import check_name, duration_ms, read_xid, transaction_message, unreadable_message
@@ -40,7 +40,7 @@ class OperatorService(pb_grpc.OperatorServiceServicer):
         which = self._filter(request)
         rows = await self._engine.store.list(which._replace(limit=which.limit + 1))
         page = rows[: which.limit]
-        response = pb.ListResponse(transactions=[_summary(row) for row in page])
+        response = pb.ListResponse(transactions=[self._summary(row) for row in page])
         if len(rows) > which.limit:
             response.next_page_token = _token(request, page[-1].xid)
         return response
@@ -49,7 +49,26 @@ class OperatorService(pb_grpc.OperatorServiceServicer):
     async def Get(self, request: pb.OperatorServiceGetRequest, context: Context) -> pb.OperatorServiceGetResponse:
         """One transaction."""
         tx = await self._engine.get_by_xid(read_xid(request.xid))
-        return pb.OperatorServiceGetResponse(transaction=transaction_message(tx))
+        return pb.OperatorServiceGetResponse(transaction=self._message(tx))
+
+    def _message(self, tx: Transaction) -> types_pb2.Transaction:
+        """With what only operators see: the time-outs that this coordinator's settings give to its calls."""
+        message = transaction_message(tx)
+        for branch, asked in zip(message.branches, tx.spec.branches, strict=True):
+            branch.call_timeout.FromMilliseconds(self._engine.policy.call_timeout_of(asked))
+        return message
+
+    def _summary(self, row: Row) -> types_pb2.Transaction:
+        """A row as a list shows it; one that cannot be read hides none of the others."""
+        try:
+            message = self._message(transaction(row))
+        except UnreadableRow as error:
+            return unreadable_message(row, str(error))
+        message.ClearField("metadata")
+        for branch in message.branches:
+            branch.payload.data = b""
+            branch.result.data = b""
+        return message
 
     def _filter(self, request: pb.ListRequest) -> ListFilter:
         if request.page_size > PAGE_SIZE_MAX:
@@ -71,19 +90,6 @@ class OperatorService(pb_grpc.OperatorServiceServicer):
         before_xid = _xid_of_token(request) if request.page_token else None
         limit = request.page_size or PAGE_SIZE_DEFAULT
         return ListFilter(list(request.states), created_before_ms, request.participant, before_xid, limit)
-
-
-def _summary(row: Row) -> types_pb2.Transaction:
-    """A row as a list shows it; one that cannot be read hides none of the others."""
-    try:
-        message = transaction_message(transaction(row))
-    except UnreadableRow as error:
-        return unreadable_message(row, str(error))
-    message.ClearField("metadata")
-    for branch in message.branches:
-        branch.payload.data = b""
-        branch.result.data = b""
-    return message
 
 
 def _token(request: pb.ListRequest, xid: bytes) -> str:

@@ -110,7 +110,11 @@ def list_transactions(
 @_endpoint
 @_output
 def show(xid: str, endpoint: str, output: str) -> None:
-    """Show one transaction: its branches, attempts, last errors and times."""
+    """Show one transaction: its branches, attempts, last errors and times.
+
+    TIMEOUT_MS is the transaction's own: from its creation to its deadline. CALL MS is that of one call of a branch, by
+    the settings of the coordinator that is asked; a call that got lost is repeated after it.
+    """
     from tricord.v1 import operator_pb2
 
     response = _call(endpoint, "Get", operator_pb2.OperatorServiceGetRequest(xid=xid))
@@ -127,11 +131,11 @@ def show(xid: str, endpoint: str, output: str) -> None:
     print_table(("FIELD", "VALUE"), [fact for fact in facts if fact[1]], wraps=("VALUE",))
     click.echo()
     print_table(
-        ("BRANCH", "PARTICIPANT", "ACTION", "STATE", "ATTEMPTS", "NEXT ATTEMPT", "REFUSED", "LAST ERROR"),
+        ("BRANCH", "PARTICIPANT", "ACTION", "STATE", "CALL MS", "ATTEMPTS", "NEXT ATTEMPT", "REFUSED", "LAST ERROR"),
         [
             (
-                str(b["branch_id"]), b["participant"], b["action"], b["state"], str(b["attempts"]),
-                b["next_attempt_time"], _refusal_text(b), b["last_error"],
+                str(b["branch_id"]), b["participant"], b["action"], b["state"], str(b["call_timeout_ms"] or ""),
+                str(b["attempts"]), b["next_attempt_time"], _refusal_text(b), b["last_error"],
             )
             for b in tx["branches"]
         ],
@@ -162,6 +166,7 @@ def as_json(tx: types_pb2.Transaction) -> dict[str, Any]:
                 "action": branch.action,
                 "state": types_pb2.BranchState.Name(branch.state).removeprefix("BRANCH_STATE_"),
                 "payload_bytes": len(branch.payload.data),
+                "call_timeout_ms": branch.call_timeout.ToMilliseconds() if branch.HasField("call_timeout") else None,
                 "attempts": branch.attempts,
                 "next_attempt_time": _time(branch, "next_attempt_time"),
                 "last_error": branch.last_error,

@@ -25,7 +25,7 @@ from psycopg.types.numeric import Int8BinaryDumper
 
 from ..model import FORMAT, State
 from .rows import Batch, Claim, Fault, PutOff, Row, StoreError, StoreUnreachable
-from .schema import UNKNOWN_INCARNATION
+from .schema import APPLICATION_NAME, UNKNOWN_INCARNATION
 
 _log = structlog.get_logger(__name__)
 
@@ -108,7 +108,7 @@ class PostgresBackend:
         self.dsn = dsn
         self._arguments: dict[str, Any] = {
             "options": f"{_options_of(dsn)} {_options(lease_ms)}".strip(),
-            "application_name": "tricord",
+            "application_name": APPLICATION_NAME,
             "connect_timeout": 5,
             "keepalives_idle": 5,
             "keepalives_interval": 2,
@@ -131,6 +131,13 @@ class PostgresBackend:
     def _opened(self, connection: psycopg.Connection[Any], _record: object) -> None:
         self._others.add(connection)
         _be_durable(connection)
+
+    def reading_engine(self) -> sa.Engine:
+        try:
+            self._connect().close()
+        except psycopg.Error as error:
+            raise StoreUnreachable(f"the store cannot be reached: {_text(error)}") from error
+        return self.engine()
 
     def prepare(self) -> None:
         try:

@@ -129,6 +129,12 @@ class Backend(Protocol):
     def engine(self) -> Engine:
         """A SQLAlchemy engine for everything that is not hot: schema, lists, participants."""
 
+    def reading_engine(self) -> Engine | None:
+        """An engine to read by, without ``prepare``: nothing is taken, changed or made; None if there is no database.
+
+        Raises StoreError if it cannot be reached or is no database.
+        """
+
     def prepare(self) -> None:
         """Check that the database is fit to be trusted, and take what must be held alone. Raises StoreError."""
 

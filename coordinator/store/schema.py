@@ -22,6 +22,9 @@ REVISIONS = ("0001", "0002")
 REVISION = REVISIONS[-1]
 VERSION_TABLE = "tricord_schema_version"
 
+APPLICATION_NAME = f"tricord/{FORMAT}"
+"""What a program's sessions on PostgreSQL are named: by the format that it reads. Those of format 1: "tricord"."""
+
 UNKNOWN_INCARNATION = "unknown"
 """Where the database does not tell its history: nothing can be concluded from it."""
 
@@ -122,7 +125,7 @@ def migrate(engine: sa.Engine, *, finish: bool) -> Stand:
     """Bring the schema up to this program's revision, and with ``finish`` shut out older programs; returns the result.
 
     Without ``finish`` programs of the revision before go on working. Doing it again changes nothing. Raises StoreError
-    if the store is newer than this program.
+    if the store is newer than this program, or if it is to be finished while an older program uses it.
     """
     stand = read_stand(engine)
     if not stand.revision or stand.revision in REVISIONS[:-1]:
@@ -130,10 +133,43 @@ def migrate(engine: sa.Engine, *, finish: bool) -> Stand:
     _check_oldest(stand)
     if not finish or stand.format >= FORMAT:
         return stand
-    with engine.begin() as connection:
-        finished = {"format": FORMAT, "oldest_program": max(FORMAT, stand.oldest_program)}
-        connection.execute(store_info.update().where(store_info.c.format < FORMAT).values(**finished))
+    _refuse_older_at_work(engine)
+    _tell(engine, oldest_program=max(FORMAT, stand.oldest_program))  # from here on none of them starts any more
+    try:
+        _refuse_older_at_work(engine)
+    except StoreError:
+        _tell(engine, oldest_program=stand.oldest_program)
+        raise
+    _tell(engine, format=FORMAT)
     return read_stand(engine)
+
+
+def _tell(engine: sa.Engine, **values: int) -> None:
+    """Say in the store which formats and programs it is for."""
+    with engine.begin() as connection:
+        connection.execute(store_info.update().where(store_info.c.format < FORMAT).values(**values))
+
+
+def _refuse_older_at_work(engine: sa.Engine) -> None:
+    """Raises StoreError if an older program is connected; to a SQLite file none is, it is locked for one program."""
+    if engine.dialect.name != "postgresql":
+        return
+    sessions = sa.text(
+        "SELECT application_name, coalesce(host(client_addr), 'an address that is not told') AS host "
+        "FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'tricord%'"
+    )
+    with engine.connect() as connection:
+        hosts = {session.host for session in connection.execute(sessions) if _is_older(session.application_name)}
+    if hosts:
+        raise StoreError(
+            f"coordinators of an older version still use the store, from {', '.join(sorted(hosts))}: "
+            "stop them (or start this version in their place), then finish again"
+        )
+
+
+def _is_older(application_name: str) -> bool:
+    name, _, number = application_name.partition("/")
+    return name == "tricord" and (not number or (number.isdecimal() and int(number) < FORMAT))
 
 
 def read_stand(engine: sa.Engine) -> Stand:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
+from urllib.parse import quote
 
 import sqlalchemy as sa
 
@@ -42,6 +43,7 @@ _NEXT = (
 _BUSY_TIMEOUT_MS = 1_000  # short, since nothing interrupts it; what meets a lock is run again anyway
 _PARAMETERS_MAX = 500
 """Of one statement: older SQLites take no more than 999."""
+_FOLDER = "--store must name a file in a folder that exists and may be written to"
 _AGAIN = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -61,14 +63,30 @@ class SqliteBackend:
         sa.event.listen(engine, "connect", lambda connection, _record: _set_pragmas(connection))
         return engine
 
+    def reading_engine(self) -> sa.Engine | None:
+        if not self.path.parent.is_dir():
+            raise StoreError(f"the store {self.path} cannot be there: {_FOLDER}")
+        if not os.path.lexists(self.path):
+            return None
+        address = f"file:{quote(str(self.path.absolute()))}?mode=rw"  # which makes none; ro would leave files behind
+
+        def connect() -> sqlite3.Connection:
+            return sqlite3.connect(address, uri=True, timeout=_BUSY_TIMEOUT_MS / 1000)
+
+        try:
+            with contextlib.closing(connect()) as connection:
+                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.Error as error:
+            raise self._no_database(error) from error
+        return sa.create_engine("sqlite://", creator=connect, poolclass=sa.NullPool)
+
     def prepare(self) -> None:
         lock_path = self.path.with_name(self.path.name + ".lock")
         try:
             lock_file = lock_path.open("a+")
         except OSError as error:
             raise StoreError(
-                f"the store's lock file {lock_path} cannot be opened: {error.strerror}; "
-                "--store must name a file in a folder that exists and may be written to"
+                f"the store's lock file {lock_path} cannot be opened: {error.strerror}; {_FOLDER}"
             ) from error
         try:
             fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,7 +107,7 @@ class SqliteBackend:
                 connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.Error as error:
             self.release()
-            raise StoreError(f"the store {self.path} cannot be opened as a SQLite database: {error}") from error
+            raise self._no_database(error) from error
 
     def incarnation(self) -> str:
         return "sqlite"  # a file has no history that could be told apart from outside
@@ -194,6 +212,9 @@ class SqliteBackend:
             connection.close()
             raise
         return connection
+
+    def _no_database(self, error: sqlite3.Error) -> StoreError:
+        return StoreError(f"the store {self.path} cannot be opened as a SQLite database: {error}")
 
     def _holder(self, connection: sqlite3.Connection, mine: Row) -> Row | None:
         """The row that stands in place of mine; None if it is mine after all, from a run whose end was not seen."""

@@ -90,7 +90,7 @@ class Databases:
             query = query.where(t.state.not_in([state for state in State if state.finished]))
         with self._coordinator.connect() as connection:
             return [
-                Stored(xid.hex(), State(state), created_ms, key.rpartition(b"\0")[2].decode(), Attention(attention))
+                Stored(xid.hex(), State(state), created_ms, _key_text(key), Attention(attention))
                 for xid, state, created_ms, key, attention in connection.execute(query)
             ]
 
@@ -143,6 +143,11 @@ def postgres_databases(server: str) -> Iterator[Databases]:
             except SQLAlchemyError as error:  # the others are to be dropped all the same
                 print(f"database {name} could not be dropped: {error}", file=sys.stderr)
         admin.dispose()
+
+
+def _key_text(key: bytes | None) -> str:
+    """The idempotency key, which stands behind its namespace; empty if there is none."""
+    return (key or b"").rpartition(b"\0")[2].decode()
 
 
 def _execute(engine: Engine, statement: str) -> None:

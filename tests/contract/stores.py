@@ -5,6 +5,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import psycopg
 import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
 
 from coordinator.store.store import Store
 
@@ -58,3 +61,13 @@ async def stores() -> AsyncIterator[OpenStore]:
             return store
 
         yield open_one
+
+
+def at_revision(engine: sa.Engine, revision: str) -> None:
+    """An empty store as the program of that revision made it."""
+    config = Config()
+    config.set_main_option("script_location", "coordinator:store/migrations")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+        connection.execute(sa.text("INSERT INTO tricord_store (id, store_id, incarnation) VALUES (1, 'old', 'one')"))

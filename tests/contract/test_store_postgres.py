@@ -50,7 +50,7 @@ async def opened() -> AsyncIterator[OpenStore]:
 async def waits_for_lock(dsn: str, count: int = 1) -> list[int]:
     """The server processes of the coordinators that wait for a lock, as soon as there are so many."""
     query = (
-        "SELECT pid FROM pg_stat_activity WHERE application_name = 'tricord' AND wait_event_type = 'Lock' "
+        "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tricord%' AND wait_event_type = 'Lock' "
         "AND datname = current_database()"
     )
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
@@ -215,7 +215,7 @@ async def test_no_connection_stays_in_a_transaction(pg_database: str, opened: Op
     await begin(store, new_row(wake_ms=DUE_MS))
     await store.claim(10, LEASE_MS)
     await store.get(xid=bytes(16))
-    query = "SELECT state FROM pg_stat_activity WHERE application_name = 'tricord' AND datname = current_database()"
+    query = "SELECT state FROM pg_stat_activity WHERE application_name LIKE 'tricord%' AND datname = current_database()"
     with psycopg.connect(pg_database, autocommit=True) as connection:
         assert {state for (state,) in connection.execute(query)} == {"idle"}
 

@@ -1,12 +1,14 @@
-"""Fixtures of the guide's tests."""
+"""Fixtures of the guide's tests, and of the coordinator's cases."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.contract.participant.world import postgres_url, sqlite_url
 from tests.integration.guide_programs import Guide
+from tests.integration.scene import Scene
 from tests.mariadb import asyncmy_url, pymysql_url
 
 
@@ -37,3 +39,18 @@ async def guide_on(guide: Guide, guide_urls: tuple[str, str], monkeypatch: pytes
     for name, url in zip(("DATABASE_URL", "ASYNC_DATABASE_URL"), guide_urls, strict=True):
         monkeypatch.setenv(name, url)
     return guide
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.database)])
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    store = request.getfixturevalue("pg_database") if request.param == "postgresql" else None
+    store = store or str(request.getfixturevalue("tmp_path") / "tricord.db")
+    with ExitStack() as stack:
+        yield Scene(stack, store)
+
+
+@pytest.fixture
+def shared(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """Of several coordinators."""
+    with ExitStack() as stack:
+        yield Scene(stack, request.getfixturevalue("pg_database"))

@@ -2,8 +2,7 @@
 
 import itertools
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -12,75 +11,14 @@ import grpc
 import pytest
 
 from examples.transfer.databases import eventually
-from tests.coordinators import CALL_S, CoordinatorProcess, branch, execute_request, states, tricord
+from tests.coordinators import CALL_S, branch, execute_request, states, tricord
 from tests.postgres import PostgresServer
 from tricord.v1 import coordinator_pb2 as pb
-from tricord.v1 import coordinator_pb2_grpc, types_pb2
 from tricord.v1 import participant_pb2 as participant_pb
+from tricord.v1 import types_pb2
 
-from .participant_server import ParticipantServer, done, refuse
-
-TRY, CONFIRM, CANCEL = participant_pb.PHASE_TRY, participant_pb.PHASE_CONFIRM, participant_pb.PHASE_CANCEL
-QUICK: dict[str, Any] = {"backoff_base_ms": 20, "backoff_cap_ms": 100, "call_timeout_ms": 1_000, "lease_ms": 2_000}
-
-Call = participant_pb.Call
-Reply = participant_pb.Reply
-
-
-def unknown(why: str = "not now") -> Reply:
-    return Reply(outcome=participant_pb.OUTCOME_UNKNOWN, error=why)
-
-
-def counted(participant: ParticipantServer) -> Counter[tuple[str, int, int, int]]:
-    """How often each call came: by xid, branch, phase and attempt."""
-    calls = (seen.call for seen in participant.seen())
-    return Counter((call.xid, call.branch_id, call.phase, call.attempt) for call in calls)
-
-
-def attempts(participant: ParticipantServer, branch_id: int, phase: int) -> list[int]:
-    """The attempts that came, as they came."""
-    calls = (seen.call for seen in participant.seen())
-    return [call.attempt for call in calls if (call.branch_id, call.phase) == (branch_id, phase)]
-
-
-class Scene:
-    """Coordinators on one database, and two participants."""
-
-    def __init__(self, stack: ExitStack, store: str) -> None:
-        self._stack = stack
-        self.store = store
-        self.bank = stack.enter_context(ParticipantServer())
-        self.stock = stack.enter_context(ParticipantServer())
-        self.coordinators: list[CoordinatorProcess] = []
-
-    def coordinator(self, **settings: Any) -> CoordinatorProcess:
-        """One more."""
-        process = self._stack.enter_context(CoordinatorProcess(store=self.store, **{**QUICK, **settings}))
-        self.coordinators.append(process)
-        process.register("bank", self.bank.address)
-        process.register("stock", self.stock.address)
-        return process
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.database)])
-def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
-    store = request.getfixturevalue("pg_database") if request.param == "postgresql" else None
-    store = store or str(request.getfixturevalue("tmp_path") / "tricord.db")
-    with ExitStack() as stack:
-        yield Scene(stack, store)
-
-
-@pytest.fixture
-def shared(request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """Of several coordinators."""
-    with ExitStack() as stack:
-        yield Scene(stack, request.getfixturevalue("pg_database"))
-
-
-def finished(stub: coordinator_pb2_grpc.CoordinatorServiceStub, **by: str) -> types_pb2.Transaction:
-    """A transaction, when it is finished."""
-    *_, last = stub.Watch(pb.WatchRequest(**by), timeout=CALL_S)
-    return last.transaction
+from .participant_server import done, refuse
+from .scene import CONFIRM, TRY, Call, Reply, Scene, attempts, counted, finished, unknown
 
 
 def test_case_1_a_decision_to_confirm_outlives_its_coordinator(scene: Scene) -> None:

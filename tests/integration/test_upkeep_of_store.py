@@ -1,12 +1,14 @@
 """The coordinator's store in the long run: purged, migrated, away for a while."""
 
 import asyncio
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import grpc
+import psycopg
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -15,7 +17,7 @@ from coordinator.store.rows import Batch
 from tests.contract.rows import new_row, open_store
 from tests.contract.stores import OpenStore, empty_store, stores
 from tests.coordinators import CALL_S, CoordinatorProcess, tricord
-from tests.postgres import PostgresServer
+from tests.postgres import PostgresServer, free_port
 
 HOUR_MS = 3_600_000
 
@@ -79,6 +81,75 @@ def test_a_store_of_the_version_before_is_migrated(tmp_path: Path) -> None:
     assert tricord("migrate", "--store", str(path), "--finish").returncode == 0
     nowhere = tricord("migrate", "--store", "mysql://h/x")
     assert (nowhere.returncode, "store" in nowhere.stderr) == (1, True)
+
+
+class TestMigrateDryRun:
+    """It only looks."""
+
+    @pytest.mark.parametrize("store", ["tricord.db", "sqlite:///tricord.db", None])
+    def test_a_file_that_is_not_there_is_not_made(self, tmp_path: Path, store: str | None) -> None:
+        flags = ["--store", store] if store else []
+        told = tricord("migrate", "--dry-run", *flags, cwd=tmp_path)
+        assert (told.returncode, told.stderr) == (0, "")
+        assert "tricord.db: schema revision (no tables yet)" in told.stdout
+        assert list(tmp_path.iterdir()) == []
+        assert tricord("migrate", *flags, cwd=tmp_path).returncode == 0
+        assert "schema revision 0002" in tricord("migrate", "--dry-run", *flags, cwd=tmp_path).stdout
+
+    def test_a_store_at_work_is_left_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "a store?.db"
+        with CoordinatorProcess(store=path):
+            told = tricord("migrate", "--dry-run", "--finish", "-o", "json", "--store", str(path))
+            assert json.loads(told.stdout)["revision"] == "0002"
+        path.with_name(path.name + ".lock").unlink()
+        before = path.read_bytes()
+        assert tricord("migrate", "--dry-run", "--store", str(path)).returncode == 0
+        assert [file.name for file in tmp_path.iterdir()] == [path.name]
+        assert path.read_bytes() == before
+
+    def test_what_is_no_store(self, tmp_path: Path) -> None:
+        letter = tmp_path / "letter.txt"
+        letter.write_text("Dear Sir or Madam, " * 100)
+        for store, complaint in ((letter, "SQLite"), (tmp_path / "no" / "tricord.db", "folder"), (tmp_path, "SQLite")):
+            told = tricord("migrate", "--dry-run", "--store", str(store))
+            assert (told.returncode, told.stdout) == (1, "")
+            assert complaint in told.stderr
+            assert str(store) in told.stderr
+        assert list(tmp_path.iterdir()) == [letter]
+
+    @pytest.mark.database
+    def test_an_empty_database_stays_empty(self, pg_database: str) -> None:
+        told = tricord("migrate", "--dry-run", "--store", pg_database)
+        assert "(no tables yet)" in told.stdout
+        with psycopg.connect(pg_database) as connection:
+            assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
+
+    def test_a_server_that_is_away(self) -> None:
+        told = tricord("migrate", "--dry-run", "--store", f"postgresql://me:s3cret@127.0.0.1:{free_port()}/tricord")
+        assert (told.returncode, "cannot be reached" in told.stderr, "s3cret" in told.stderr) == (5, True, False)
+
+
+def test_migrate_uses_the_store_that_serve_would_use(tmp_path: Path) -> None:
+    def migrated(*flags: str, **env: str) -> str:
+        run = tricord("migrate", "-o", "json", *flags, env=env, cwd=tmp_path)
+        assert run.returncode == 0, run.stderr
+        return str(json.loads(run.stdout)["store"])
+
+    for name in ("file", "other"):
+        (tmp_path / f"{name}.toml").write_text(f'store = "{name}.db"\nlog_level = "error"\n')
+    assert migrated(TRICORD_CONFIG="file.toml") == "file.db"
+    assert migrated("--config", "other.toml", TRICORD_CONFIG="file.toml") == "other.db"
+    assert migrated(TRICORD_CONFIG="file.toml", TRICORD_STORE="env.db") == "env.db"
+    assert migrated("--store", "flag.db", TRICORD_CONFIG="file.toml", TRICORD_STORE="env.db") == "flag.db"
+    assert migrated() == "./tricord.db"
+    assert {path.name for path in tmp_path.glob("*.db")} == {"file.db", "other.db", "env.db", "flag.db", "tricord.db"}
+    (tmp_path / "wrong.toml").write_text('stoer = "file.db"\n')
+    for flags, complaint in (
+        (["--config", "wrong.toml"], "unknown setting stoer"),
+        (["--config", "none.toml"], "cannot be read"),
+    ):
+        refused = tricord("migrate", *flags, cwd=tmp_path)
+        assert (refused.returncode, complaint in refused.stderr) == (2, True)
 
 
 @pytest.mark.database

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 import sqlalchemy as sa
-from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
 
 from coordinator.model import FORMAT
 from coordinator.store import schema
 from coordinator.store.rows import Row, StoreError
+from tests.contract.stores import at_revision
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.database)])
@@ -86,16 +86,6 @@ def test_creating_it_again_changes_nothing(engine: sa.Engine) -> None:
         assert connection.execute(sa.select(sa.func.count()).select_from(schema.participants)).scalar() == 1
 
 
-def at_revision(engine: sa.Engine, revision: str) -> None:
-    """An empty store as the program of that revision made it."""
-    config = Config()
-    config.set_main_option("script_location", "coordinator:store/migrations")
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, revision)
-        connection.execute(sa.text("INSERT INTO tricord_store (id, store_id, incarnation) VALUES (1, 'old', 'one')"))
-
-
 def claims_to_be(engine: sa.Engine, revision: str, oldest_program: int = FORMAT) -> None:
     """As a store that another program has migrated."""
     with engine.begin() as connection:
@@ -138,6 +128,51 @@ def test_an_older_store_is_migrated_in_two_steps(engine: sa.Engine) -> None:
         assert schema.migrate(engine, finish=finish) == schema.Stand(schema.REVISION, expected, expected)
         schema.ensure_schema(engine)
     assert schema.store_identity(engine, "one") == ("old", False)
+
+
+@pytest.mark.database
+def test_a_store_is_not_finished_while_an_older_program_is_connected(pg_database: str) -> None:
+    engine = sa.create_engine(pg_database.replace("postgresql://", "postgresql+psycopg://"))
+    at_revision(engine, "0001")
+    for name, refused in (
+        ("tricord", True),
+        ("tricord/1", True),
+        (schema.APPLICATION_NAME, False),
+        ("tricorder", False),
+    ):
+        with psycopg.connect(pg_database, application_name=name):
+            assert schema.migrate(engine, finish=False) == schema.Stand(schema.REVISION)
+            if refused:
+                with pytest.raises(
+                    StoreError, match=r"of an older version still use the store, from 127\.0\.0\.1: stop"
+                ):
+                    schema.migrate(engine, finish=True)
+                assert schema.read_stand(engine) == schema.Stand(schema.REVISION)
+            else:
+                assert schema.migrate(engine, finish=True) == schema.Stand(schema.REVISION, FORMAT, FORMAT)
+                with engine.begin() as connection:
+                    connection.execute(schema.store_info.update().values(format=1, oldest_program=1))
+    engine.dispose()
+
+
+@pytest.mark.database
+def test_an_older_program_that_starts_while_a_store_is_finished_is_found(pg_database: str) -> None:
+    engine = sa.create_engine(pg_database.replace("postgresql://", "postgresql+psycopg://"))
+    at_revision(engine, "0001")
+    schema.migrate(engine, finish=False)
+    started: list[psycopg.Connection] = []
+
+    @sa.event.listens_for(engine, "before_cursor_execute")
+    def start(_connection: object, _cursor: object, statement: str, *_more: object) -> None:
+        if statement.startswith("UPDATE tricord_store") and not started:
+            started.append(psycopg.connect(pg_database, application_name="tricord"))
+
+    with pytest.raises(StoreError, match="of an older version still use the store"):
+        schema.migrate(engine, finish=True)
+    assert schema.read_stand(engine) == schema.Stand(schema.REVISION)
+    started[0].close()
+    assert schema.migrate(engine, finish=True) == schema.Stand(schema.REVISION, FORMAT, FORMAT)
+    engine.dispose()
 
 
 def test_the_identity_is_made_once(engine: sa.Engine) -> None:

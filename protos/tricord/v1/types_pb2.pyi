@@ -164,6 +164,7 @@ class Branch(_message.Message):
     ENLISTED_FIELD_NUMBER: _builtins.int
     PARENT_BRANCH_ID_FIELD_NUMBER: _builtins.int
     TRIED_BRANCH_IDS_FIELD_NUMBER: _builtins.int
+    CALL_TIMEOUT_FIELD_NUMBER: _builtins.int
     branch_id: _builtins.int
     """1, 2, ... in the transaction."""
     participant: _builtins.str
@@ -194,6 +195,12 @@ class Branch(_message.Message):
     def tried_branch_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The branches enlisted below this one that its participant saw tried."""
 
+    @_builtins.property
+    def call_timeout(self) -> _duration_pb2.Duration:
+        """How long one call of this branch may take before it is repeated, by the settings of the coordinator that answers;
+        Transaction.timeout is another thing. Set by OperatorService only.
+        """
+
     def __init__(
         self,
         *,
@@ -211,10 +218,11 @@ class Branch(_message.Message):
         enlisted: _builtins.bool = ...,
         parent_branch_id: _builtins.int = ...,
         tried_branch_ids: _abc.Iterable[_builtins.int] | None = ...,
+        call_timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["next_attempt_time", b"next_attempt_time", "payload", b"payload", "refusal", b"refusal", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call_timeout", b"call_timeout", "next_attempt_time", b"next_attempt_time", "payload", b"payload", "refusal", b"refusal", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attempts", b"attempts", "branch_id", b"branch_id", "branch_key", b"branch_key", "enlisted", b"enlisted", "last_error", b"last_error", "next_attempt_time", b"next_attempt_time", "parent_branch_id", b"parent_branch_id", "participant", b"participant", "payload", b"payload", "refusal", b"refusal", "result", b"result", "state", b"state", "tried_branch_ids", b"tried_branch_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attempts", b"attempts", "branch_id", b"branch_id", "branch_key", b"branch_key", "call_timeout", b"call_timeout", "enlisted", b"enlisted", "last_error", b"last_error", "next_attempt_time", b"next_attempt_time", "parent_branch_id", b"parent_branch_id", "participant", b"participant", "payload", b"payload", "refusal", b"refusal", "result", b"result", "state", b"state", "tried_branch_ids", b"tried_branch_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

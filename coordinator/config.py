@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from .config_alerts import AlertUrl, masked_path
+from .config_participants import StaticParticipant, StaticParticipants
 from .model import Policy
 from .wire import ADDRESS, TIMEOUT_MS_MAX
 
@@ -20,6 +22,8 @@ CONFIG_ENV = "TRICORD_CONFIG"
 
 RETENTION_MS_MIN = 26 * 3_600_000
 """A participant asks about a transaction until its xid is 25 h and 60 s old; what it asks about must still be there."""
+
+COMPLAINTS_TOLD_MAX = 10
 
 CallTimeouts = dict[
     Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,129}$")], Annotated[int, Field(ge=10, le=3_600_000)]
@@ -38,6 +42,7 @@ class Settings(BaseSettings):
     store: str = Field("./tricord.db", min_length=1, description="a SQLite file, or postgresql://user@host/database")
     listen: str = Field("127.0.0.1:7800", min_length=1, description="host:port for gRPC; port 0 takes a free one")
     allow_registration: bool = Field(False, description="accept registrations when not listening on loopback")
+    participants: StaticParticipants = Field({}, description="those that do not register: addresses and actions")
     key_namespace: str = Field("", max_length=64, pattern=r"^[\x20-\x7e]*$", description="keeps idempotency keys apart")
     timeout_ms: int = Field(30_000, gt=0, le=TIMEOUT_MS_MAX, description="a transaction's, when it names none")
     call_timeout_ms: int = Field(5_000, ge=10, le=3_600_000, description="for one call to a participant")
@@ -54,6 +59,7 @@ class Settings(BaseSettings):
     )
     purge_ms: int = Field(60_000, ge=100, le=86_400_000, description="how often what is older is deleted")
     drain_ms: int = Field(10_000, ge=0, le=600_000, description="how long a stop waits for what is running")
+    alert_url: AlertUrl = Field("", description="http or https URL that is told what needs a person; empty: nobody")
     log_format: Literal["console", "json"] = Field("console", description="of the log on standard error")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
 
@@ -159,13 +165,19 @@ def load(flags: dict[str, Any], config_path: str | None) -> tuple[Settings, dict
     try:
         return Settings(**values), origins
     except ValidationError as error:
-        raise ConfigError("; ".join(_complaint(detail, origins) for detail in error.errors())) from error
+        # Wrong items do not count, so that a list of nothing else is also said to be too short: once is enough.
+        wrong = [detail for detail in error.errors() if detail["type"] != "too_short" or not detail["input"]]
+        told = [_complaint(detail, origins) for detail in wrong[:COMPLAINTS_TOLD_MAX]]
+        if len(wrong) > COMPLAINTS_TOLD_MAX:
+            told.append(f"and {len(wrong) - COMPLAINTS_TOLD_MAX} more")
+        raise ConfigError("; ".join(told)) from error
 
 
 def shown(settings: Settings) -> dict[str, Any]:
-    """The settings with passwords masked."""
+    """The settings with passwords masked, and the path of ``alert_url``, which often is one."""
     values = settings.model_dump()
     values["store"] = masked_url(settings.store)
+    values["alert_url"] = masked_path(masked_url(settings.alert_url))
     return values
 
 
@@ -203,9 +215,15 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _complaint(detail: Any, origins: dict[str, str]) -> str:
-    name = ".".join(str(part) for part in detail["loc"])
+    name = ".".join(str(part) for part in detail["loc"] if part != "[key]")
     message = str(detail["msg"]).removeprefix("Value error, ")
     if not name:
         return message
     setting = str(detail["loc"][0])
-    return f"{name} ({origins.get(setting, 'given')}): {message}, not {str(detail['input'])[:80]!r}"
+    where = f"{name} ({origins.get(setting, 'given')})"
+    if detail["type"] == "extra_forbidden":  # below a setting: unknown settings never come so far
+        return f"{where}: is unknown; known are {', '.join(StaticParticipant.model_fields)}"
+    given = masked_url(str(detail["input"]))
+    if setting == "alert_url":
+        given = masked_path(given)
+    return f"{where}: {message}, not {given[:80]!r}"

@@ -4,7 +4,7 @@
     addresses = ["10.0.0.5:7801", "10.0.0.6:7801"]
     actions = ["debit", "credit"]
 
-As an environment variable it is the same as JSON.
+As an environment variable or a flag it is the same as JSON.
 """
 
 from __future__ import annotations
@@ -43,13 +43,20 @@ def _each_once(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
-def _from_json(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"must be JSON: {error}") from error
+def _read(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value, object_pairs_hook=_no_key_twice)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"must be JSON: {error}") from error
+    if isinstance(value, dict):
+        _each_once(tuple(str(name).strip() for name in value))  # blanks around a name do not count
+    return value
+
+
+def _no_key_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    _each_once(tuple(key for key, _ in pairs))
+    return dict(pairs)
 
 
 _Name: TypeAlias = Annotated[str, AfterValidator(_name)]
@@ -70,6 +77,6 @@ class StaticParticipant(BaseModel):
 
 
 StaticParticipants: TypeAlias = Annotated[
-    dict[_Name, StaticParticipant], BeforeValidator(_from_json), Field(max_length=PARTICIPANTS_MAX)
+    dict[_Name, StaticParticipant], BeforeValidator(_read), Field(max_length=PARTICIPANTS_MAX)
 ]
 """The setting: participants by name."""

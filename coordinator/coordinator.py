@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import gc
 import signal
+import socket
 
 import structlog
-from grpc_health.v1.health import aio as health_aio
 
 from . import logs
+from .alerts import Alerts
 from .config import Settings, masked_url
 from .delivery import Delivery
 from .engine import Engine
+from .health import Health
 from .participants import Participants
 from .purge import Purge
-from .server_grpc import bind, make_server, set_health
+from .server_grpc import bind, make_server
 from .store.rows import StoreError, StoreUnreachable
 from .store.store import Store, backend_for
 
@@ -25,6 +27,8 @@ _log = structlog.get_logger(__name__)
 
 STOP_S = 1.0
 """How long live transactions that nobody waits for any more may go on when the process stops."""
+ALERTS_STOP_S = 2.0
+"""How long alerts that wait may then still be sent."""
 
 
 class StartError(Exception):
@@ -76,7 +80,7 @@ class Coordinator:
             raise StartError(str(error), unreachable=isinstance(error, StoreUnreachable)) from error
         async with contextlib.AsyncExitStack() as parts:
             parts.push_async_callback(store.close)
-            participants = Participants(store)
+            participants = Participants(store, settings.participants)
             try:
                 await participants.refresh()
             except StoreError as error:
@@ -84,17 +88,24 @@ class Coordinator:
             delivery = Delivery(participants, pause_ms_max=settings.backoff_cap_ms)
             parts.push_async_callback(delivery.close)
             engine = Engine(store, delivery, settings.policy(), settings.live_max)
-            server, health = await make_server(engine, participants, settings)
-            engine.on_store = _HealthTeller(health)
+            server, servicer = await make_server(engine, participants, settings)
+            health = Health(store, servicer)
+            parts.push_async_callback(health.stop)
             purge = Purge(store, settings.retention_ms, settings.purge_ms)
             parts.push_async_callback(purge.stop)
             try:
                 port = bind(server, settings.listen)
             except OSError as error:
                 raise StartError(str(error)) from error
+            if settings.alert_url:
+                alerts = Alerts(settings.alert_url, f"{socket.gethostname()}:{port}")
+                engine.on_attention = alerts.tell
+                alerts.start()
+                parts.push_async_callback(alerts.stop, ALERTS_STOP_S)
             parts.push_async_callback(engine.stop, STOP_S)
             await engine.start()
             purge.start()
+            health.start()
             await server.start()
             # What has been made so far stays; collecting it again and again would cost more than the rest.
             gc.collect()
@@ -105,26 +116,9 @@ class Coordinator:
             print(f"tricord: listening on {address}", flush=True)
             await stop.wait()
             _log.info("coordinator.draining", live=engine.live)
-            await health.enter_graceful_shutdown()
+            await health.stop()
+            await servicer.enter_graceful_shutdown()
             engine.stop_claiming()
             await server.stop(settings.drain_ms / 1000)
             await engine.stop(STOP_S)
             _log.info("coordinator.stopped", flushes=store.flushes, **engine.counts)
-
-
-class _HealthTeller:
-    """Told after each look for due work whether the store answered; tells the health service when that changes."""
-
-    def __init__(self, health: health_aio.HealthServicer) -> None:
-        self._health = health
-        self._answers = True
-        self._telling: set[asyncio.Task[None]] = set()
-
-    def __call__(self, answers: bool) -> None:
-        if answers is self._answers:
-            return
-        self._answers = answers
-        _log.info("coordinator.health", serving=answers)
-        task = asyncio.get_running_loop().create_task(set_health(self._health, serving=answers))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)

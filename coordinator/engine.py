@@ -21,7 +21,7 @@ from .flow import drive
 from .ids import new_xid
 from .journal import Journal, Overloaded
 from .machine import begin
-from .model import Attention, BranchSpec, Call, Outcome, Policy, Reply, Spec, State, Transaction
+from .model import BranchSpec, Call, Outcome, Policy, Reply, Spec, State, Transaction
 from .orders import AddBranch, Denied, Order, Renew, carry_out
 from .store.rows import Row, RowRejected, StoreError
 from .store.store import Store, StoreClosed
@@ -88,10 +88,9 @@ class Engine:
     def __init__(self, store: Store, delivery: Delivery, policy: Policy, live_max: int = LIVE_MAX) -> None:
         self.store = store
         self.live_max = live_max
-        self.on_attention: Callable[[Transaction], None] = lambda tx: None
-        """Called when a transaction gets attention."""
-        self.on_store: Callable[[bool], None] = lambda answers: None
-        """Called after each look for due work: whether the store answered."""
+        self.on_attention: Callable[[Transaction, int | None], None] = lambda tx, branch: None
+        """Called once when a save of this process has given a transaction attention, and is in the store; with the
+        index of the branch that is why, or None where opening the store has found another history."""
         self.policy = policy
         self.journal = Journal(store)
         self.delivery = delivery
@@ -103,6 +102,7 @@ class Engine:
         self._stopping = False
         self._ended = False
         self._claiming: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
 
     @property
     def live(self) -> int:
@@ -110,13 +110,17 @@ class Engine:
         return len(self._live)
 
     async def start(self) -> None:
-        """Start taking over what is due."""
-        self._claiming = asyncio.get_running_loop().create_task(self._claim_loop())
+        """Start taking over what is due, and tell what opening the store has given attention."""
+        loop = asyncio.get_running_loop()
+        self._claiming = loop.create_task(self._claim_loop())
+        self._telling = loop.create_task(self._tell_history_changed())
 
     def stop_claiming(self) -> None:
         """Take nothing over any more; what is live goes on."""
         self._stopping = True
         self._nudge.set()
+        if self._telling is not None:
+            self._telling.cancel()
 
     async def stop(self, grace_s: float) -> None:
         """Let live transactions go on for up to ``grace_s`` seconds, then leave them to the next coordinator.
@@ -330,10 +334,25 @@ class Engine:
         for waiter in self._waiters.pop(tx.spec.xid, ()):
             if not waiter.done():
                 waiter.set_result(tx)
-        if tx.attention is not before.attention and tx.attention is not Attention.NONE:
-            errors = [f"branch {n}: {step.error}" for n, step in enumerate(tx.steps, 1) if step.error]
-            _log.warning("transaction.attention", xid=tx.spec.xid.hex(), why=tx.attention.name, errors=errors)
-            self.on_attention(tx)
+
+    def tell_attention(self, tx: Transaction, branch: int | None) -> None:
+        """Log that a transaction has been given attention, durably and by this process, and tell who wants to know."""
+        _log.warning("transaction.attention", xid=tx.spec.xid.hex(), why=tx.attention.name, errors=tx.errors())
+        self.on_attention(tx, branch)
+
+    async def _tell_history_changed(self) -> None:
+        for xid in self.store.flagged:
+            tx = None
+            while tx is None:
+                try:
+                    tx = await self.get_by_xid(xid)
+                except StoreError as error:
+                    _log.warning("engine.read_failed", xid=xid.hex(), error=str(error))
+                    await asyncio.sleep(WATCH_S_MAX)
+                except (UnknownXid, UnreadableRow):
+                    break
+            else:
+                self.tell_attention(tx, None)
 
     # --- the claim loop ------------------------------------------------------------------------------------
 
@@ -353,7 +372,6 @@ class Engine:
                 put_off = self.delivery.put_off()
                 claim = await self.store.claim(limit, self.policy.lease_ms, put_off)
                 failures = 0
-                self.on_store(True)
                 for row in claim.rows:
                     self._recover(row)
                 if put_off is not None and claim.put_off:
@@ -365,7 +383,6 @@ class Engine:
                     pause_s = min(pause_s, max(least_s, due_s))
             except StoreError as error:
                 failures += 1
-                self.on_store(False)
                 if failures in (1, 10, 100):
                     _log.warning("engine.claim_failed", error=str(error), failures=failures)
             except Exception:
@@ -514,7 +531,8 @@ class Live:
 
     async def save(self, tx: Transaction) -> Transaction:
         before = self.tx
-        if tx.state.finished and before.state is not State.TRYING:
+        raises = tx.attention > before.attention
+        if tx.state.finished and before.state is not State.TRYING and not raises:
             # It promises nothing new: every branch has answered for good. So nobody waits for its COMMIT.
             self._engine.journal.save_last(tx)
             stands = tx
@@ -523,6 +541,8 @@ class Live:
             self.visits = self.visits or stands.save_id != tx.save_id
         self.tx = stands
         self._engine.moved(before, stands)
+        if raises and stands.save_id == tx.save_id:  # else whoever saved what stands there has told
+            self._engine.tell_attention(stands, _to_blame(before, stands))
         return stands
 
     def _receive(self, reply: Reply) -> None:
@@ -537,6 +557,13 @@ class Live:
         self._inbox.append(reply)
         if self._wake is not None:
             _wake(self._wake)
+
+
+def _to_blame(before: Transaction, tx: Transaction) -> int:
+    """The branch whose answer has raised the attention: of those that changed, the one that has failed most often."""
+    changed = [n for n, step in enumerate(tx.steps) if step.error and step not in before.steps[n : n + 1]]
+    failed = changed or [n for n, step in enumerate(tx.steps) if step.error] or range(len(tx.steps))
+    return max(failed, key=lambda n: tx.steps[n].attempts)
 
 
 def _seen(future: asyncio.Future[Any]) -> None:

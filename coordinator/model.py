@@ -188,6 +188,10 @@ class Transaction(NamedTuple):
         """How many branches it began with."""
         return len(self.spec.branches) - len(self.joined)
 
+    def errors(self) -> list[str]:
+        """The last error of each branch that has one, for people."""
+        return [f"branch {n}: {step.error}" for n, step in enumerate(self.steps, 1) if step.error]
+
     def joined_as(self, branch: int) -> Joined | None:
         """How a branch came, by its index; None if the transaction began with it."""
         index = branch - self.begun

@@ -37,18 +37,19 @@ SERVER_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
-SERVICES = (
+STORE_SERVICES = (
     coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name,
     operator_pb2.DESCRIPTOR.services_by_name["OperatorService"].full_name,
     registry_pb2.DESCRIPTOR.services_by_name["RegistryService"].full_name,
-    health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
 )
+"""Those that can do nothing without the store."""
+SERVICES = (*STORE_SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
 
 
 async def make_server(
     engine: Engine, participants: Participants, settings: Settings
 ) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
-    """The server with all its services, not started yet."""
+    """The server with all its services, not started yet, and what tells that they are SERVING."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     service = CoordinatorService(engine, participants, settings.key_namespace, settings.timeout_ms)
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, server)
@@ -58,15 +59,9 @@ async def make_server(
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection([*SERVICES, reflection.SERVICE_NAME], server)
-    await set_health(health, serving=True)
-    return server, health
-
-
-async def set_health(health: health_aio.HealthServicer, *, serving: bool) -> None:
-    """Tell for each service whether it can be used: not while the store is away."""
-    status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
     for name in ("", *SERVICES):
-        await health.set(name, status)
+        await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+    return server, health
 
 
 def bind(server: grpc.aio.Server, listen: str) -> int:

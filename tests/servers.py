@@ -17,7 +17,7 @@ import tempfile
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -156,11 +156,25 @@ class LocalServer(ABC):
         process.send_signal(signal.SIGSTOP)
         found = children(process.pid)
         for pid in [*found, process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _signal(pid, signal.SIGKILL)
         process.wait()
         eventually(lambda: not any(map(alive, found)))
         self._forget()
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop the server and all its processes where they stand: it fails nothing, and answers nothing."""
+        process = self._own("freeze")
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)  # first, so that the list of its processes is complete
+        pids = [process.pid, *children(process.pid)]
+        try:
+            for pid in pids:
+                _signal(pid, signal.SIGSTOP)
+            yield
+        finally:
+            for pid in pids:
+                _signal(pid, signal.SIGCONT)
 
     def restart(self) -> None:
         self.stop()
@@ -240,6 +254,11 @@ class LocalServer(ABC):
             time.sleep(0.01)
         self.kill()
         raise self.unavailable(f"{self.name} did not start: {log.read_text(errors='replace')[-2000:].strip()}")
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def quiet(identity: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ _FLAGS = (
     ("store", "STORE", "SQLite file or postgresql://… URL.  [default: ./tricord.db]"),
     ("listen", "HOST:PORT", "Address for gRPC; port 0 takes a free one.  [default: 127.0.0.1:7800]"),
     ("key-namespace", "TEXT", "Keeps this coordinator's idempotency keys apart from others'."),
+    ("participants", "JSON", "Those that do not register; see the README.  [default: none]"),
     ("timeout-ms", "MS", "A transaction's time-out when it names none.  [default: 30000]"),
     ("call-timeout-ms", "MS", "Time-out of one call to a participant.  [default: 5000]"),
     ("call-timeouts-ms", "NAME=MS,…", "Likewise of calls to some: bank.debit=3000,bank=8000."),
@@ -27,6 +28,7 @@ _FLAGS = (
     ("retention-ms", "MS", "How long finished transactions are kept; 0: for ever.  [default: 2592000000]"),
     ("purge-ms", "MS", "How often what is older is deleted.  [default: 60000]"),
     ("drain-ms", "MS", "How long a stop waits for what is running.  [default: 10000]"),
+    ("alert-url", "URL", "Where what needs a person is POSTed to.  [default: nowhere]"),
     ("log-format", "console|json", "Format of the log on standard error.  [default: console]"),
     ("log-level", "LEVEL", "debug, info, warning or error.  [default: info]"),
 )
@@ -64,8 +66,13 @@ def config_show(config_path: str | None, output: str, **flags: Any) -> None:
         return
     from .output import print_table
 
-    print_table(("SETTING", "VALUE", "FROM"), [(n, _text(v), origins[n]) for n, v in values.items()], wraps=("FROM",))
+    rows = [(n, _text(v), origins[n]) for n, v in values.items()]
+    print_table(("SETTING", "VALUE", "FROM"), rows, wraps=("VALUE", "FROM"))
 
 
 def _text(value: Any) -> str:
-    return ",".join(f"{name}={ms}" for name, ms in value.items()) if isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        if "addresses" in value and "actions" in value:  # one of the participants, not a setting by name
+            return f"{'+'.join(value['addresses'])} for {'+'.join(value['actions'])}"
+        return ",".join(f"{name}={_text(of_name)}" for name, of_name in value.items())
+    return str(value)

@@ -81,9 +81,13 @@ class Store:
         self._clock_read = False
         self._offset_ms = time.time() * 1000 - time.monotonic() * 1000
         self.store_id = ""
+        self.flagged: Sequence[bytes] = ()
+        """The xids that ``open`` gave attention, because the database's history has changed."""
         self.format = 1
         """The highest row format that this program may write here, as last heard."""
         self._format_read_s = 0.0
+        self.answered_s = time.monotonic()
+        """When the store last gave a good answer, by the monotonic clock; threads write it."""
         self.flushes = 0
         """Flushes that were committed."""
 
@@ -99,7 +103,7 @@ class Store:
             schema.ensure_schema(self._engine)
             self._read_format()
             incarnation = self._backend.incarnation()
-            self.store_id, changed = schema.store_identity(self._engine, incarnation)
+            self.store_id, changed, self.flagged = schema.store_identity(self._engine, incarnation)
         except sa.exc.SQLAlchemyError as error:
             self._backend.release()
             raise StoreError(f"the store cannot be set up: {' '.join(str(error).split())[:500]}") from error
@@ -175,6 +179,7 @@ class Store:
             try:
                 standing = self._backend.flush(batch)
                 self.flushes += 1
+                self.answered_s = time.monotonic()
                 return list(standing)
             except Exception as error:
                 fault = self._backend.fault(error)
@@ -207,7 +212,7 @@ class Store:
             if self._backend.fault(error) is not Fault.AGAIN:
                 self._backend.close_reader()
             raise StoreError(f"the store did not answer: {' '.join(str(error).split())[:300]}") from error
-        after_s = time.monotonic()
+        self.answered_s = after_s = time.monotonic()
         # One quick read: its middle is when the clock was read. A slow one would set it wrong by half of its time.
         if not claim.rows and not claim.put_off and (after_s - before_s < CLOCK_READ_S_MAX or not self._clock_read):
             self._offset_ms = claim.now_ms - (before_s + after_s) * 500
@@ -289,7 +294,9 @@ class Store:
         for attempt in range(5):
             try:
                 with self._engine.begin() as connection:
-                    return work(connection)
+                    done = work(connection)
+                self.answered_s = time.monotonic()
+                return done
             except sa.exc.TimeoutError as error:
                 raise StoreError("the store did not answer: all connections are taken") from error
             except sa.exc.DBAPIError as error:

@@ -278,6 +278,23 @@ async def test_a_history_that_has_changed_calls_for_attention(pg_database: str, 
     assert await third.get(xid=open_row.xid) == found
 
 
+async def test_of_two_that_find_another_history_one_flags(pg_database: str, opened: OpenStore) -> None:
+    """Both have read the old one: the second to write it finds that it has been done."""
+    store = await open_store(pg_database)
+    await begin(store, row := new_row())
+    await store.close()
+    async with await psycopg.AsyncConnection.connect(pg_database) as other:
+        await other.execute("UPDATE tricord_store SET incarnation = '1-00000001'")
+        await other.commit()
+        await other.execute("SELECT 1 FROM tricord_store FOR UPDATE")
+        opening = [asyncio.ensure_future(opened(pg_database)) for _ in range(2)]
+        await waits_for_lock(pg_database, 2)
+    assert sorted([list((await task).flagged) for task in opening]) == [[], [row.xid]]
+    found = await (await opening[0]).get(xid=row.xid)
+    assert found is not None
+    assert (found.attention, found.version) == (2, 2)
+
+
 async def test_a_server_that_may_forget_what_it_committed_is_refused() -> None:
     with PostgresServer({**DURABLE, "fsync": "off"}) as server:
         with pytest.raises(StoreError, match="fsync=off"):

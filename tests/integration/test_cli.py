@@ -281,7 +281,7 @@ class TestConfigShow:
 
 def test_help_is_quick() -> None:
     """Nothing heavy is imported before a command needs it."""
-    heavy = ("sqlalchemy", "grpc", "pydantic", "rich", "alembic", "psycopg", "structlog", "google.protobuf")
+    heavy = ("sqlalchemy", "grpc", "pydantic", "rich", "alembic", "psycopg", "structlog", "google.protobuf", "urllib3")
     code = (
         "import sys\n"
         "from coordinator.cli import main\n"

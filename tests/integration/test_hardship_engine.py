@@ -12,10 +12,25 @@ from coordinator import engine as engine_module
 from coordinator import flow
 from coordinator import journal as journal_module
 from coordinator.delivery import Delivery, OnReply
-from coordinator.engine import Engine, Started, Until
+from coordinator.engine import Engine, Live, Started, Until, _to_blame
 from coordinator.flow import Io
+from coordinator.ids import new_xid
 from coordinator.journal import Overloaded
-from coordinator.model import BranchSpec, Call, Outcome, Payload, Phase, Policy, Reply, Spec, State, Transaction
+from coordinator.machine import begin
+from coordinator.model import (
+    Attention,
+    BranchSpec,
+    Call,
+    Outcome,
+    Payload,
+    Phase,
+    Policy,
+    Reply,
+    Spec,
+    State,
+    Step,
+    Transaction,
+)
 from coordinator.participants import Participants
 from coordinator.store.store import Store, backend_for
 
@@ -81,6 +96,45 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         await world.engine.stop(0.0)
         await world.delivery.close()
         await store.close()
+
+
+async def test_an_attention_that_comes_with_the_end_is_told_when_it_is_stored(world: World) -> None:
+    """Nobody waits for a last save, but for one that calls for a person."""
+    told: list[tuple[int, int]] = []
+
+    def on_attention(tx: Transaction, branch: int | None) -> None:
+        assert branch == 0
+        with closing(sqlite3.connect(world.path)) as connection:
+            told.append(connection.execute("SELECT state, attention FROM tricord_transaction").fetchone())
+
+    world.engine.on_attention = on_attention
+    tx = begin(Spec(new_xid(1), b"", 1, TIMEOUT_MS, BRANCHES), 1, POLICY)
+    await world.engine.journal.begin(tx)
+    live = Live(world.engine, tx)
+    tx = await live.save(tx._replace(state=State.CONFIRMING, version=2, save_id=1))
+    assert told == []
+    ended = tx._replace(state=State.CONFIRMED, version=3, save_id=2, wake_ms=None, attention=Attention.VIOLATION)
+    await live.save(ended)
+    assert told == [(State.CONFIRMED, Attention.VIOLATION)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "blamed"),
+    [
+        ([("", 0), ("", 0)], [("", 0), ("no", 1)], 1),
+        ([("old", 9), ("", 0)], [("old", 9), ("no", 1)], 1),
+        ([("no", 1), ("no", 3)], [("no", 2), ("no", 4)], 1),
+        ([("", 0)], [("", 0), ("no", 1)], 1),  # that branch came with the same save
+        ([("", 0), ("old", 1)], [("", 0), ("old", 1)], 1),
+        ([("", 0)], [("", 0)], 0),
+    ],
+)
+def test_whom_an_attention_names(before: list[tuple[str, int]], after: list[tuple[str, int]], blamed: int) -> None:
+    def with_steps(steps: list[tuple[str, int]]) -> Transaction:
+        tx = begin(Spec(new_xid(1), b"", 1, TIMEOUT_MS, BRANCHES * len(steps)), 1, POLICY)
+        return tx._replace(steps=tuple(Step(error=error, attempts=attempts) for error, attempts in steps))
+
+    assert _to_blame(with_steps(before), with_steps(after)) == blamed
 
 
 class TestClaimedWhileLive:

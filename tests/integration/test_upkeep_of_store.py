@@ -7,17 +7,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import grpc
 import psycopg
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.purge import Purge
 from coordinator.store.rows import Batch
 from tests.contract.rows import new_row, open_store
 from tests.contract.stores import OpenStore, empty_store, stores
-from tests.coordinators import CALL_S, CoordinatorProcess, tricord
-from tests.postgres import PostgresServer, free_port
+from tests.coordinators import CoordinatorProcess, tricord
+from tests.postgres import free_port
 
 HOUR_MS = 3_600_000
 
@@ -150,27 +148,6 @@ def test_migrate_uses_the_store_that_serve_would_use(tmp_path: Path) -> None:
     ):
         refused = tricord("migrate", *flags, cwd=tmp_path)
         assert (refused.returncode, complaint in refused.stderr) == (2, True)
-
-
-@pytest.mark.database
-def test_health_is_false_while_the_store_is_away(own_server: PostgresServer) -> None:
-    store = own_server.create_database()
-    with CoordinatorProcess(store=store, lease_ms=2_000, call_timeout_ms=1_000) as coordinator:
-        stub: Any = health_pb2_grpc.HealthStub(coordinator.channel())
-        request = health_pb2.HealthCheckRequest(service="tricord.v1.CoordinatorService")
-        watching = stub.Watch(request, timeout=CALL_S)
-        serving, not_serving = (
-            health_pb2.HealthCheckResponse.SERVING,
-            health_pb2.HealthCheckResponse.NOT_SERVING,
-        )
-        assert next(watching).status == serving
-        own_server.kill()
-        assert next(watching).status == not_serving
-        own_server.start()
-        assert next(watching).status == serving
-        watching.cancel()
-        with pytest.raises(grpc.RpcError):
-            next(watching)
 
 
 async def test_settings_of_a_purge_that_keeps_everything(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Settings: precedence, limits, origins, masks."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,9 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: p
         ("backoff_base_ms", 0), ("backoff_cap_ms", 0), ("attention_after", 0), ("drain_ms", -1), ("lease_ms", "soon"),
         ("lease_ms", "1e9999"), ("log_level", "loud"), ("log_format", "xml"), ("store", ""), ("listen", " "),
         ("key_namespace", "x" * 65), ("key_namespace", "a\0b"), ("allow_registration", "perhaps"),
+        ("alert_url", "hooks.example.org/x"), ("alert_url", "ftp://h/x"), ("alert_url", "http://"),
+        ("alert_url", "http://h:99999/"), ("alert_url", "http://h/a b"), ("alert_url", "http://h/#x"),
+        ("alert_url", "https://h/" + "x" * 2_000), ("alert_url", "http://h\n/x"), ("alert_url", "http:///x"),
         ("listen", "127.0.0.1:65536"), ("listen", "127.0.0.1:-1"), ("listen", "nonsense"),
     ],
 )  # fmt: skip
@@ -79,6 +83,11 @@ def test_a_wrong_value_is_named_with_its_origin(name: str, value: object, monkey
         ("lease_ms = [1]", "lease_ms (file "),
         ("store = 5", "store (file "),
         ("[server]\nlisten = 'x'", "unknown setting server"),
+        ("participants = 5", "participants (file "),
+        ("[participants.bank]\naddresses = ['h:0']\nactions = ['a']", "participants.bank.addresses.0 (file "),
+        ("[participants.bank]\naddress = 'h:1'", "address (file "),
+        ("[participants.bank]\n[participants.bank]", "Cannot declare ('participants', 'bank') twice"),
+        ("[participants.'b k']\naddresses = ['h:1']\nactions = ['a']", "participants.b k (file "),
     ],
 )
 def test_a_wrong_file(tmp_path: Path, text: str, said: str) -> None:
@@ -97,12 +106,51 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         load({}, str(tmp_path / "latin.toml"))
 
 
+def test_an_unknown_key_of_a_participant_is_told_with_the_known_ones() -> None:
+    given = '{"bank": {"addresses": ["h:1"], "actions": ["a"], "adress": "h:1"}}'
+    with pytest.raises(ConfigError) as caught:
+        load({"participants": given}, None)
+    assert str(caught.value) == (
+        "participants.bank.adress (flag --participants): is unknown; known are addresses, actions"
+    )
+
+
+def test_not_more_complaints_than_one_reads() -> None:
+    given = json.dumps({f"p{n}": {"addresses": ["h:1"], "actions": [""]} for n in range(12)})
+    with pytest.raises(ConfigError, match=r"participants.p9.actions.0 .*; and \d+ more$"):
+        load({"participants": given}, None)
+
+
 def test_a_lease_must_outlast_the_calls() -> None:
     with pytest.raises(ConfigError, match=r"lease_ms \(5500\) must be at least call_timeout_ms \(5000\) \+ 1000"):
         load({"lease_ms": 5_500}, None)
     assert load({"lease_ms": 6_000}, None)[0].lease_ms == 6_000
     with pytest.raises(ConfigError, match=r"backoff_base_ms \(16000\) must not be above backoff_cap_ms \(15000\)"):
         load({"backoff_base_ms": 16_000}, None)
+
+
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("", ""),
+        ("https://h:8443", "https://h:8443"),
+        ("http://[::1]:80/", "http://[::1]:80/"),
+        ("https://hooks.example.org/T1/s3cret", "https://hooks.example.org/***"),
+        ("https://me:s3cret@h/x", "https://me:***@h/***"),
+        ("https://h?token=s3cret", "https://h/***"),
+    ],
+)
+def test_an_alert_url_shows_its_host_alone(url: str, masked: str) -> None:
+    settings, _ = load({"alert_url": url}, None)
+    assert settings.alert_url == url
+    assert shown(settings)["alert_url"] == masked
+
+
+def test_a_complaint_tells_no_secret() -> None:
+    for url in ("hooks.example.org/T1/s3cret", "ftp://me:s3cret@h/s3cret"):
+        with pytest.raises(ConfigError, match="must begin with http:// or https:// and a host") as caught:
+            load({"alert_url": url}, None)
+        assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from coordinator.config_participants import ADDRESSES_MAX, StaticParticipant, StaticParticipants
+from coordinator.config_participants import ADDRESSES_MAX, PARTICIPANTS_MAX, StaticParticipant, StaticParticipants
 
 ADAPTER: TypeAdapter[dict[str, StaticParticipant]] = TypeAdapter(StaticParticipants)
 BANK = {"addresses": ["10.0.0.5:7801", "[::1]:7802", "bank.internal:7803"], "actions": ["debit", "credit"]}
@@ -39,7 +39,12 @@ def test_what_the_environment_says() -> None:
         ({"bank": {**BANK, "actions": [f"a{n}" for n in range(257)]}}, "bank.actions", "256"),
         ({"bank": {"addresses": ["h:1"]}}, "bank.actions", "required"),
         ({"bank": {**BANK, "address": "h:1"}}, "bank.address", "not permitted"),
+        ({"bank": BANK, " bank": BANK}, "", "names bank twice"),
+        ('{"bank": {}, "bank": {}}', "", "names bank twice"),
+        ('{"bank": {"actions": [], "actions": []}}', "", "names actions twice"),
+        ({f"p{n}": BANK for n in range(PARTICIPANTS_MAX + 1)}, "", "at most 1000"),
         ("{", "", "must be JSON"),
+        ("[" * 100_000, "", "must be JSON"),
         ("[]", "", "valid dictionary"),
     ],
 )

@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +44,8 @@ class Stored(NamedTuple):
     created_ms: int
     key: str
     attention: Attention
+    participants: Sequence[str]
+    """Those that have a branch."""
 
 
 class Databases:
@@ -85,13 +87,20 @@ class Databases:
     def transactions(self, *, unfinished: bool = False) -> list[Stored]:
         """The transactions in the coordinator's database: all, or those that still owe somebody something."""
         t = transactions.c
-        query = select(t.xid, t.state, t.created_ms, t.key, t.attention).order_by(t.xid)
+        query = select(t.xid, t.state, t.created_ms, t.key, t.attention, t.participants).order_by(t.xid)
         if unfinished:
             query = query.where(t.state.not_in([state for state in State if state.finished]))
         with self._coordinator.connect() as connection:
             return [
-                Stored(xid.hex(), State(state), created_ms, _key_text(key), Attention(attention))
-                for xid, state, created_ms, key, attention in connection.execute(query)
+                Stored(
+                    xid.hex(),
+                    State(state),
+                    created_ms,
+                    _key_text(key),
+                    Attention(attention),
+                    names.strip(",").split(","),
+                )
+                for xid, state, created_ms, key, attention, names in connection.execute(query)
             ]
 
     def state(self, xid: str) -> State | None:

@@ -1,7 +1,8 @@
 """Many clients in one event loop, which transfer and buy through whichever coordinator answers.
 
 A client whose coordinator does not answer asks another one, with the same idempotency key: every coordinator must know
-the one answer.
+the one answer. Some ask for all at once (`execute`), some add one branch after another in a block, and enter it again
+when its outcome is not known.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from coordinator.model import State
 from examples.transfer.bank import Credit, Debit
-from participant_sdk import AsyncTricordClient, OutcomeUnknown, TransactionCancelled, TricordError, branch
+from participant_sdk import (
+    AlreadyDecided,
+    AsyncTricordClient,
+    OutcomeUnknown,
+    Transaction,
+    TransactionCancelled,
+    TransactionState,
+    TricordError,
+    branch,
+)
 from tests.chaos.load import MORE_THAN_THERE_IS, PATIENCE_S, REFUSED_IN, Part, Told
 from tests.chaos.shop import Reserve
 from tests.chaos.town import BANKS, SHOP, accounts_of, items
@@ -29,6 +39,8 @@ TIMEOUTS_S = (3.0, 15.0)
 """A transaction's time-outs: with the short one, some faults make the deadline decide."""
 BUYS_IN = 3
 """One order of so many is a purchase."""
+BLOCKS_IN = 4
+"""One of so many is asked for in a block."""
 
 T = TypeVar("T")
 
@@ -37,6 +49,8 @@ class Order(NamedTuple):
     """What a client asks for: a transfer between two banks, or a purchase at the shop that is paid by a transfer."""
 
     parts: Sequence[Part]
+    in_a_block: bool = False
+    """Asked for one branch after another."""
 
     def requests(self) -> list[Any]:
         """Its branches."""
@@ -64,7 +78,7 @@ def make_order(rng: random.Random) -> Order:
     parts = [Part(payer, names[0], -cents), Part(payee, names[1], cents)]
     if buys:
         parts.append(Part(SHOP, rng.choice(items()), -units))
-    return Order(parts)
+    return Order(parts, rng.randrange(BLOCKS_IN) == 0)
 
 
 class Crowd:
@@ -80,6 +94,8 @@ class Crowd:
         self._thread = threading.Thread(target=self._loop.run_forever, name="crowd")
         self._thread.start()
         self._clients: list[AsyncTricordClient] = []
+        self._wandering: list[AsyncTricordClient] = []
+        """Each asks the next coordinator by itself, also in the middle of a block."""
         self._stack = AsyncExitStack()
         self._call(self._open())
 
@@ -115,8 +131,11 @@ class Crowd:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _open(self) -> None:
-        for endpoint in self._endpoints:
-            self._clients.append(await self._stack.enter_async_context(AsyncTricordClient(endpoint)))
+        for first in range(len(self._endpoints)):
+            endpoints = [*self._endpoints[first:], *self._endpoints[:first]]
+            alone, together = AsyncTricordClient(endpoints[0]), AsyncTricordClient(",".join(endpoints))
+            self._clients.append(await self._stack.enter_async_context(alone))
+            self._wandering.append(await self._stack.enter_async_context(together))
 
     async def _close(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -142,11 +161,14 @@ class Crowd:
     async def _ask(self, number: int, key: str, order: Order, timeout_s: float) -> Told:
         gives_up_s = time.monotonic() + PATIENCE_S
         for attempt in itertools.count(number):
-            client = self._clients[attempt % len(self._clients)]
+            client = (self._wandering if order.in_a_block else self._clients)[attempt % len(self._clients)]
             try:
-                tx = await client.execute(*order.requests(), idempotency_key=key, timeout=timeout_s, patience=ASK_S)
+                tx = await (_in_a_block if order.in_a_block else _at_once)(client, key, order, timeout_s)
             except TransactionCancelled as cancelled:
                 return Told(State.CANCELLED, cancelled.transaction.xid)
+            except AlreadyDecided as decided:
+                confirmed = decided.state in (TransactionState.CONFIRMING, TransactionState.CONFIRMED)
+                return Told(State.CONFIRMED if confirmed else State.CANCELLED, decided.transaction.xid)
             except OutcomeUnknown as error:
                 if time.monotonic() > gives_up_s:
                     return Told(None, error=f"OutcomeUnknown: {error}")
@@ -155,3 +177,16 @@ class Crowd:
             else:
                 return Told(State.CONFIRMED, tx.xid)
         raise AssertionError("unreachable")
+
+
+async def _at_once(client: AsyncTricordClient, key: str, order: Order, timeout_s: float) -> Transaction:
+    return await client.execute(*order.requests(), idempotency_key=key, timeout=timeout_s, patience=ASK_S)
+
+
+async def _in_a_block(client: AsyncTricordClient, key: str, order: Order, timeout_s: float) -> Transaction:
+    async with client.transaction(idempotency_key=key, timeout=timeout_s, patience=ASK_S) as tx:
+        for number, request in enumerate(order.requests(), 1):
+            await tx.try_(request, branch_key=f"part-{number}")
+    if tx.ended is None:
+        raise AssertionError(f"the block of {key} has ended, and does not say how")
+    return tx.ended

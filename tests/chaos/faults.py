@@ -50,6 +50,7 @@ class Faults:
         self._kinds: dict[str, Callable[[], None]] = {
             "PostgreSQL killed": self._kill_server,
             "PostgreSQL restarted": self._restart_server,
+            "PostgreSQL stopped for longer than the lease": self._freeze_server,
         }
         for group, processes in (("coordinator", town.coordinators), ("participant", town.participants)):
             for verb, act in (
@@ -157,6 +158,16 @@ class Faults:
                 time.sleep(PAUSE_S)
             else:
                 return
+
+    def _freeze_server(self) -> None:
+        name = self._take([self._server.name])
+        try:
+            stop_s = self._rng.uniform(*LONG_STOP_S)
+            self._say(f"PostgreSQL stopped for {stop_s:.1f} s")
+            with self._server.frozen():
+                time.sleep(stop_s)
+        finally:
+            self._give_back(name)
 
     def _kill_server(self) -> None:
         self._on_server(self._server.kill, self._rng.uniform(0, DOWN_S_MAX), "killed")

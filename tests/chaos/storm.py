@@ -4,7 +4,7 @@
 
 Three parts, one after another, in one town (``town``):
 
-storm     faults of ten kinds (``faults``) under load; when they stop, everything must end within 30 s
+storm     faults of eleven kinds (``faults``) under load; when they stop, everything must end within 30 s
 rolling   one coordinator after another is restarted by SIGTERM under load, as an upgrade does it
 calm      no faults: each thing is asked of a participant exactly once, however many coordinators there are
 

@@ -78,6 +78,7 @@ def _accounts(
 def _fences(
     databases: Tables, stored: Mapping[str, Stored], started: Mapping[str, Asked], participants: Sequence[str]
 ) -> list[str]:
+    wrong = []
     allowed = {
         State.CONFIRMED: {Status.COMMITTED},
         State.CANCELLED: {Status.ROLLBACKED, Status.SUSPENDED},
@@ -85,8 +86,10 @@ def _fences(
     owed: dict[str, dict[str, State]] = {participant: {} for participant in participants}
     for key, each in stored.items():
         for part in started[key].parts if key in started else ():
-            owed[part.participant][each.xid] = each.state
-    wrong = []
+            if part.participant in each.participants:  # a block may have ended before it came to this one
+                owed[part.participant][each.xid] = each.state
+            elif each.state is State.CONFIRMED:
+                wrong.append(f"{each.xid} is confirmed without {part.participant}")
     for participant, states in owed.items():
         fence = dict(databases.fence_rows(participant))
         wrong += [f"{participant} {xid} is TRIED" for xid, status in fence.items() if status is Status.TRIED]

@@ -318,9 +318,9 @@ class Engine:
             live.ended = True
             del self._live[xid]
             live.end_orders(failure)
-        if live.claimed is not None and tx is not None and tx.version == live.claimed.version:
+        if live.claimed_row is not None and tx is not None and tx.version == live.claimed_row.version:
             # It was claimed under the driver's hands, just as it came to rest: the claim is this process's to serve.
-            self._recover(live.claimed)
+            self._recover(live.claimed_row)
 
     def moved(self, before: Transaction, tx: Transaction) -> None:
         """Tell whoever waits that a transaction has changed durably, and log what a person wants to find."""
@@ -408,7 +408,7 @@ class Engine:
     def _recover(self, row: Row) -> None:
         live = self._live.get(row.xid)
         if live is not None:
-            live.claimed = row
+            live.claim(row)
             return
         try:
             tx = transaction(row)
@@ -436,7 +436,7 @@ class Live:
         self.ended = False
         self.visits = False
         """Whether another coordinator may be driving it too."""
-        self.claimed: Row | None = None
+        self.claimed_row: Row | None = None
         """The row as the claim loop met it while it was being driven."""
         self._engine = engine
         self._xid = tx.spec.xid.hex()
@@ -472,6 +472,24 @@ class Live:
 
     def asked(self) -> bool:
         return bool(self._orders)
+
+    def claim(self, row: Row) -> None:
+        """The claim loop has met the row while it is being driven."""
+        self.claimed_row = row
+        if self._wake is not None and self.visits:  # an owner comes by it soon enough
+            _wake(self._wake)
+
+    def claimed(self) -> Transaction | None:
+        row, self.claimed_row = self.claimed_row, None
+        try:
+            tx = None if row is None else transaction(row)
+        except UnreadableRow as error:
+            _log.error("transaction.unreadable", error=str(error))
+            return None
+        if tx is not None and tx.version >= self.tx.version:
+            self.tx, self.visits = tx, False
+            self._engine.counts["recovered"] += 1
+        return tx
 
     def answer(self, order: Order, tx: Transaction, denied: Denied | None) -> None:
         for n, (asked, answer) in enumerate(self._answers):

@@ -38,6 +38,9 @@ class Io(Protocol):
     def asked(self) -> bool:
         """Whether an order waits that ``arrivals`` has not given yet."""
 
+    def claimed(self) -> Transaction | None:
+        """The row as this process has claimed it while it was being driven here, told once; its time had come."""
+
     def answer(self, order: Order, tx: Transaction, denied: Denied | None) -> None:
         """An order was carried out, durably, or was denied; ``tx`` is the row that stands."""
 
@@ -85,6 +88,7 @@ class _Drive:
         renewed = False
         while not self._tx.state.finished:
             now_ms = self._io.now_ms()
+            self._take_claim()
             calls = self._calls(now_ms)
             if calls and not renewed and not self._outlasts(calls, now_ms):
                 # The save took long. Without a lease that outlasts the calls, others would come and send them too.
@@ -102,6 +106,13 @@ class _Drive:
                 break
             await self._take(now_ms)
         return self._tx
+
+    def _take_claim(self) -> None:
+        """Own what this process has claimed meanwhile: as a visitor only, nobody would send what is due."""
+        claimed = self._io.claimed()
+        if claimed is not None and claimed.version >= self._tx.version:  # else it was overtaken by a save
+            self._tx = claimed
+            self._owner = True
 
     def _calls(self, now_ms: int) -> list[Call]:
         if not self._owner:

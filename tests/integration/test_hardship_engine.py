@@ -20,7 +20,9 @@ from coordinator.machine import begin
 from coordinator.model import (
     Attention,
     BranchSpec,
+    BranchStatus,
     Call,
+    Joined,
     Outcome,
     Payload,
     Phase,
@@ -31,6 +33,7 @@ from coordinator.model import (
     Step,
     Transaction,
 )
+from coordinator.orders import AddBranch
 from coordinator.participants import Participants
 from coordinator.store.store import Store, backend_for
 
@@ -188,13 +191,34 @@ class TestClaimedWhileLive:
         row = await world.store.get(xid=started.tx.spec.xid)
         assert row is not None
         world.engine._recover(row)
-        assert live.claimed is not None
+        assert live.claimed_row is not None
         live._receive(Reply(0, Phase.TRY, Outcome.DONE, "fence-1"))
         tx = await world.engine.wait(started.tx, Until.FINISHED, END_S)
         assert live.task is not None
         await live.task
         assert (tx.state, world.delivery.calls) == (State.CONFIRMED, 2)
         assert world.engine.counts["recovered"] == 0
+
+
+async def test_a_visitor_that_claims_the_row_drives_it(world: World) -> None:
+    """The branch's adder is gone with its Try. Who is asked again parks; when the row is due it has that to send."""
+    policy = Policy(call_timeout_ms=100, lease_ms=200, lease_margin_ms=50, park_ms=3_600_000)
+    order = AddBranch(BRANCHES[0], Joined("debit"))
+    world.delivery.outcomes = [None]
+    adder = Engine(world.store, world.delivery, policy)
+    xid = (await adder.begin(b"", TIMEOUT_MS, (), interactive=True)).tx.spec.xid
+    await adder.order(xid, order)
+    await asyncio.wait_for(world.delivery.called.wait(), END_S)
+    await adder.stop(0.0)
+    visitor = Engine(world.store, world.delivery, policy)
+    await visitor.start()
+    try:
+        tx = await visitor.order(xid, order)
+        tx = await visitor.wait(tx, lambda tx: tx.steps[0].status is BranchStatus.TRIED, END_S)
+        assert tx.steps[0].status is BranchStatus.TRIED
+        assert world.delivery.calls == 2
+    finally:
+        await visitor.stop(0.0)
 
 
 class TestCallersThatGo:

@@ -176,6 +176,9 @@ class Coordinator:
             self.running = drive(self.world.store.standing(), self, self.world.policy, owner=False)
         self.wake(self._life)
 
+    def claimed(self) -> Transaction | None:
+        return None  # a claim begins a run of its own here
+
     def asked(self) -> bool:
         return bool(self._orders)
 

@@ -68,6 +68,9 @@ class Tape:
             reply = Reply(call.branch, call.phase, outcome, refusal=refusal)
             self._arriving.append((self.now + after_ms, len(self.sends), reply))
 
+    def claimed(self) -> Transaction | None:
+        return None
+
     def asked(self) -> bool:
         return False
 

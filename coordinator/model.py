@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
-FORMAT = 2
+FORMAT = 3
 """The highest version of a row that this program reads; ``codec`` writes the lowest that holds what there is."""
 
 

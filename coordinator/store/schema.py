@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from ..model import FORMAT
 from .rows import StoreError
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """The schema's revisions that this program knows, oldest first. It runs on the last, and on later ones that let it."""
 REVISION = REVISIONS[-1]
 VERSION_TABLE = "tricord_schema_version"
@@ -79,6 +79,34 @@ participant_addresses = sa.Table(
     sa.Column("address", sa.Text, primary_key=True),
     sa.Column("actions", sa.JSON, nullable=False),
     sa.Column("seen_ms", sa.BigInteger, nullable=False),
+)
+
+labels = sa.Table(
+    "tricord_label",
+    metadata,
+    # Found by name and value, newest last; deleted with its transaction, by the index.
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("value", sa.Text, primary_key=True),
+    sa.Column("xid", sa.LargeBinary, primary_key=True),
+    sa.Index("tricord_label_xid", "xid"),
+)
+
+audit = sa.Table(
+    "tricord_audit",
+    metadata,
+    # Rows are added, never changed. The id is a UUIDv7: they lie in the order of time.
+    sa.Column("id", sa.LargeBinary, primary_key=True),
+    sa.Column("time_ms", sa.BigInteger, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("xid", sa.LargeBinary, nullable=True),
+    # Who: the name that was given, and where the call came from. Neither is proven.
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("peer", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    # JSON: what it was about, and what it has changed.
+    sa.Column("before", sa.Text, nullable=False),
+    sa.Column("after", sa.Text, nullable=False),
+    sa.Index("tricord_audit_xid", "xid"),
 )
 
 store_info = sa.Table(

@@ -11,7 +11,8 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from coordinator.model import FORMAT, State
+from coordinator.engine import OPEN_FORMAT
+from coordinator.model import State
 from examples.transfer.bank import Credit, Debit
 from examples.transfer.databases import Databases, eventually
 from examples.transfer.processes import Process, Processes, ProcessFailed, free_address
@@ -144,5 +145,5 @@ def test_rolling_upgrade_under_load(tmp_path: Path, postgres_server: PostgresSer
         with pytest.raises(ProcessFailed, match="another version of Tricord"):
             street.too_old.start()
         eventually("all are finished", lambda: not databases.transactions(unfinished=True))
-        assert street.rows_by_format()[FORMAT] == 2
+        assert street.rows_by_format()[OPEN_FORMAT] == 2
         assert violations(databases, opening_accounts(), load.started, load.told) == []

@@ -61,7 +61,8 @@ def test_a_store_of_the_version_before_is_migrated(tmp_path: Path) -> None:
     with CoordinatorProcess(store=path):
         pass
     with closing(sqlite3.connect(path)) as connection:  # as the version before has left it
-        connection.execute("DROP TABLE tricord_participant_address")
+        for table in ("participant_address", "label", "audit"):
+            connection.execute(f"DROP TABLE tricord_{table}")
         connection.execute("ALTER TABLE tricord_store DROP COLUMN format")
         connection.execute("ALTER TABLE tricord_store DROP COLUMN oldest_program")
         connection.execute("UPDATE tricord_schema_version SET version_num = '0001'")
@@ -70,12 +71,12 @@ def test_a_store_of_the_version_before_is_migrated(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert "tricord migrate" in refused.stderr
     told = tricord("migrate", "--store", str(path), "--dry-run")
-    assert "schema revision 0001, this version has 0002" in told.stdout
+    assert "schema revision 0001, this version has 0003" in told.stdout
     assert '"format": 1' in tricord("migrate", "--store", str(path), "-o", "json").stdout
     with CoordinatorProcess(store=path):
         busy = tricord("migrate", "--store", str(path), "--finish")
         assert (busy.returncode, "another coordinator" in busy.stderr) == (1, True)
-    assert "format 2, for programs from format 2" in tricord("migrate", "--store", str(path), "--finish").stdout
+    assert "format 3, for programs from format 3" in tricord("migrate", "--store", str(path), "--finish").stdout
     assert tricord("migrate", "--store", str(path), "--finish").returncode == 0
     nowhere = tricord("migrate", "--store", "mysql://h/x")
     assert (nowhere.returncode, "store" in nowhere.stderr) == (1, True)
@@ -92,13 +93,13 @@ class TestMigrateDryRun:
         assert "tricord.db: schema revision (no tables yet)" in told.stdout
         assert list(tmp_path.iterdir()) == []
         assert tricord("migrate", *flags, cwd=tmp_path).returncode == 0
-        assert "schema revision 0002" in tricord("migrate", "--dry-run", *flags, cwd=tmp_path).stdout
+        assert "schema revision 0003" in tricord("migrate", "--dry-run", *flags, cwd=tmp_path).stdout
 
     def test_a_store_at_work_is_left_alone(self, tmp_path: Path) -> None:
         path = tmp_path / "a store?.db"
         with CoordinatorProcess(store=path):
             told = tricord("migrate", "--dry-run", "--finish", "-o", "json", "--store", str(path))
-            assert json.loads(told.stdout)["revision"] == "0002"
+            assert json.loads(told.stdout)["revision"] == "0003"
         path.with_name(path.name + ".lock").unlink()
         before = path.read_bytes()
         assert tricord("migrate", "--dry-run", "--store", str(path)).returncode == 0

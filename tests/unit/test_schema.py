@@ -93,7 +93,7 @@ def claims_to_be(engine: sa.Engine, revision: str, oldest_program: int = FORMAT)
         connection.execute(schema.store_info.update().values(oldest_program=oldest_program))
 
 
-@pytest.mark.parametrize(("revision", "oldest"), [("9999", FORMAT + 1), ("0002", FORMAT + 1), ("0000", 1), ("abc", 1)])
+@pytest.mark.parametrize(("revision", "oldest"), [("9999", FORMAT + 1), ("0003", FORMAT + 1), ("0000", 1), ("abc", 1)])
 def test_another_revision_is_refused_and_left_alone(engine: sa.Engine, revision: str, oldest: int) -> None:
     schema.ensure_schema(engine)
     claims_to_be(engine, revision, oldest)

@@ -22,6 +22,7 @@ import structlog
 from ..model import FORMAT, State
 from . import registry, schema
 from .history import Page, purge_page
+from .identity import store_identity
 from .rows import (
     Backend,
     Batch,
@@ -103,7 +104,7 @@ class Store:
             schema.ensure_schema(self._engine)
             self._read_format()
             incarnation = self._backend.incarnation()
-            self.store_id, changed, self.flagged = schema.store_identity(self._engine, incarnation)
+            self.store_id, changed, self.flagged = store_identity(self._engine, incarnation)
         except sa.exc.SQLAlchemyError as error:
             self._backend.release()
             raise StoreError(f"the store cannot be set up: {' '.join(str(error).split())[:500]}") from error

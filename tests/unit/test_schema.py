@@ -10,6 +10,7 @@ from alembic.migration import MigrationContext
 
 from coordinator.model import FORMAT
 from coordinator.store import schema
+from coordinator.store.identity import store_identity
 from coordinator.store.rows import Row, StoreError
 from tests.contract.stores import at_revision
 
@@ -127,7 +128,7 @@ def test_an_older_store_is_migrated_in_two_steps(engine: sa.Engine) -> None:
     for finish, expected in ((False, 1), (False, 1), (True, FORMAT), (True, FORMAT), (False, FORMAT)):
         assert schema.migrate(engine, finish=finish) == schema.Stand(schema.REVISION, expected, expected)
         schema.ensure_schema(engine)
-    assert schema.store_identity(engine, "one") == ("old", False, ())
+    assert store_identity(engine, "one") == ("old", False, ())
 
 
 @pytest.mark.database
@@ -177,8 +178,8 @@ def test_an_older_program_that_starts_while_a_store_is_finished_is_found(pg_data
 
 def test_the_identity_is_made_once(engine: sa.Engine) -> None:
     schema.ensure_schema(engine)
-    first, *rest = schema.store_identity(engine, "one")
+    first, *rest = store_identity(engine, "one")
     assert rest == [False, ()]
-    assert schema.store_identity(engine, "one") == (first, False, ())
-    assert schema.store_identity(engine, "two") == (first, True, [])
-    assert schema.store_identity(engine, "two") == (first, False, ())
+    assert store_identity(engine, "one") == (first, False, ())
+    assert store_identity(engine, "two") == (first, True, [])
+    assert store_identity(engine, "two") == (first, False, ())

@@ -19,7 +19,7 @@ import grpc
 from coordinator.model import Attention, State, Transaction
 from coordinator.store.postgres import PostgresBackend
 from tests.postgres import PostgresServer
-from tricord.v1 import operator_pb2, operator_pb2_grpc, types_pb2
+from tricord.v1 import operator_pb2, operator_pb2_grpc
 
 from . import rows
 from .postgres import measured
@@ -143,16 +143,14 @@ def _claims(stack: ExitStack, dsn: str) -> Callable[[], object]:
     return claim
 
 
-OPEN = (
-    types_pb2.TRANSACTION_STATE_TRYING,
-    types_pb2.TRANSACTION_STATE_CONFIRMING,
-    types_pb2.TRANSACTION_STATE_CANCELLING,
-)
+RARELY = f"participant = {DEAD}"
 LISTS: Mapping[str, operator_pb2.ListRequest] = {
     "newest": operator_pb2.ListRequest(page_size=PAGE),
-    "open": operator_pb2.ListRequest(page_size=PAGE, states=OPEN),
-    "participant": operator_pb2.ListRequest(page_size=PAGE, participant=LIVE[0]),
-    "rare_participant": operator_pb2.ListRequest(page_size=PAGE, participant=DEAD),
+    "open": operator_pb2.ListRequest(
+        page_size=PAGE, filter="state = TRYING OR state = CONFIRMING OR state = CANCELLING"
+    ),
+    "participant": operator_pb2.ListRequest(page_size=PAGE, filter=f"participant = {LIVE[0]}"),
+    "rare_participant": operator_pb2.ListRequest(page_size=PAGE, filter=RARELY),
 }
 
 
@@ -165,7 +163,7 @@ def _list(stack: ExitStack, addresses: Mapping[str, str], rounds: int) -> dict[s
     def page(side: str, request: operator_pb2.ListRequest) -> Callable[[], object]:
         def read() -> None:
             found = len(stubs[side].List(request, timeout=LIST_S).transactions)
-            if found != min(PAGE, RARE if request.participant == DEAD else PAGE):
+            if found != min(PAGE, RARE if request.filter == RARELY else PAGE):
                 raise RuntimeError(f"a page has {found} transactions: {request}")
 
         return read

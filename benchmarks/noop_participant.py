@@ -44,6 +44,24 @@ class Noop(participant_pb2_grpc.ParticipantServiceServicer):
         """The same, one call at a time."""
         return participant_pb2.CancelResponse(reply=_done(request.call))
 
+    async def Settle(self, request: participant_pb2.SettleRequest, context: Any) -> participant_pb2.SettleResponse:
+        """The same, one call at a time."""
+        return participant_pb2.SettleResponse(reply=_done(request.call))
+
+    async def GetFence(
+        self, request: participant_pb2.GetFenceRequest, context: Any
+    ) -> participant_pb2.GetFenceResponse:
+        """It has none."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no fence here")
+        raise AssertionError("unreachable")
+
+    async def ListBranches(
+        self, request: participant_pb2.ListBranchesRequest, context: Any
+    ) -> participant_pb2.ListBranchesResponse:
+        """It has none."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no fence here")
+        raise AssertionError("unreachable")
+
 
 async def main(name: str, coordinator: str) -> None:
     """Serve until SIGTERM."""

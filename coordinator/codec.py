@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from .model import FORMAT, Attention, BranchSpec, Joined, Seen, Spec, State, Step, Transaction
+from .model import FORMAT, Attention, BranchSpec, Joined, Resolution, Seen, Spec, State, Step, Transaction
 from .store.rows import Row
 
 
@@ -23,6 +23,8 @@ class _Body(NamedTuple):
     metadata: tuple[tuple[str, str], ...] = ()
     flags: int = 0
     """Format 2."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Format 3."""
 
 
 class _Progress(NamedTuple):
@@ -36,6 +38,8 @@ class _Progress(NamedTuple):
     """Those that were added."""
     joined: tuple[Joined, ...] = ()
     seen: tuple[Seen, ...] = ()
+    # Format 3.
+    resolved: tuple[Resolution, ...] = ()
 
 
 _INTERACTIVE, _ORDERED = 1, 2
@@ -52,6 +56,8 @@ class UnreadableRow(Exception):
 def format_of(tx: Transaction) -> int:
     """The lowest format that holds this transaction: an older program reads what it can read (protocol G2)."""
     spec = tx.spec
+    if spec.labels or tx.resolved:
+        return 3
     return 2 if spec.interactive or spec.ordered or tx.joined or tx.renewed_ms else 1
 
 
@@ -60,7 +66,9 @@ def new_row(tx: Transaction) -> Row:
     spec = tx.spec
     flags = _INTERACTIVE * spec.interactive + _ORDERED * spec.ordered
     body: tuple[object, ...] = (spec.timeout_ms, spec.branches)
-    if flags:
+    if spec.labels:
+        body = (*body, spec.metadata, flags, spec.labels)
+    elif flags:
         body = (*body, spec.metadata, flags)
     elif spec.metadata:
         body = (*body, spec.metadata)
@@ -77,6 +85,8 @@ def saved_row(tx: Transaction) -> Row:
     if row_format > 1:
         progress = (*progress, tx.sealed, tx.renewed_ms, tx.spec.branches[tx.begun :], tx.joined, tx.seen)
         participants = _participants(tx.spec) if tx.joined else ""
+    if row_format > 2:
+        progress = (*progress, tx.resolved)
     return Row(
         tx.spec.xid,
         participants=participants,
@@ -110,6 +120,7 @@ def transaction(row: Row) -> Transaction:
                 body.metadata,
                 bool(body.flags & _INTERACTIVE),
                 bool(body.flags & _ORDERED),
+                body.labels,
             ),
             State(row.state),
             progress.steps,
@@ -124,6 +135,7 @@ def transaction(row: Row) -> Transaction:
             progress.renewed_ms,
             progress.joined,
             progress.seen,
+            progress.resolved,
         )
     except (msgspec.MsgspecError, ValueError) as error:
         raise UnreadableRow(f"transaction {row.xid.hex()} cannot be read: {error}") from error

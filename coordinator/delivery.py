@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from .delivery_breaker import OPEN_MS_MAX, OPEN_MS_MIN, BreakerState
@@ -131,6 +131,14 @@ class Delivery:
         routes = [route for (name, _), route in self._routes.items() if name in put_off.participants]
         for link in {link for route in routes for link in route.links}:
             link.breaker.book(count)
+
+    def trust(self, participants: Iterable[str]) -> None:
+        """An operator wants these to be called now: their breakers hold no call back until one fails."""
+        for name in participants:
+            known = self._participants.find(name)
+            for instance in known.instances if known is not None else ():
+                if (link := self._links.get(instance.address)) is not None:
+                    link.breaker.trust()
 
     def health(self) -> Mapping[str, AddressHealth]:
         """How it stands with each address that was called and still is one, as this coordinator sees it."""

@@ -132,6 +132,16 @@ class Breaker:
         self._open(why)
         return True
 
+    def trust(self) -> None:
+        """Somebody says that the address is back: calls go through at once, and the first that fails opens it again."""
+        if self.closed:
+            return
+        self.closed = True
+        self.failures, self.silent, self.probe = FAILURES_MAX - 1, SILENT_MAX - 1, 0
+        self._booked_s = 0.0
+        self.since_ms = _now_ms()
+        _log.info("delivery.breaker_trusts", address=self.address)
+
     def probe_failed(self) -> None:
         """The probe got no answer."""
         self.probe = 0

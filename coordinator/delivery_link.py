@@ -332,8 +332,10 @@ class Link:
                 reply = (await self._stub.Try(pb.TryRequest(call=message), timeout=left_s)).reply
             elif pending.phase is Phase.CONFIRM:
                 reply = (await self._stub.Confirm(pb.ConfirmRequest(call=message), timeout=left_s)).reply
-            else:
+            elif pending.phase is Phase.CANCEL:
                 reply = (await self._stub.Cancel(pb.CancelRequest(call=message), timeout=left_s)).reply
+            else:
+                reply = (await self._stub.Settle(pb.SettleRequest(call=message), timeout=left_s)).reply
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 why = f"{error.code().name}: {error.details()}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
@@ -20,9 +20,10 @@ from .delivery import Delivery
 from .flow import drive
 from .ids import new_xid
 from .journal import Journal, Overloaded
+from .live import Live, seen
 from .machine import begin
-from .model import BranchSpec, Call, Outcome, Policy, Reply, Spec, State, Transaction
-from .orders import AddBranch, Denied, Order, Renew, carry_out
+from .model import BranchSpec, Policy, Spec, State, Transaction
+from .orders import AddBranch, Order, Renew, Resolve, carry_out
 from .store.rows import Row, RowRejected, StoreError
 from .store.store import Store, StoreClosed
 
@@ -33,9 +34,15 @@ LIVE_MAX = 20_000
 """Live transactions beyond which new ones are refused, and due work is left to others, or to later."""
 OPEN_FORMAT = 2
 """The row format that interactive, ordered, enlisted and renewed transactions need."""
+LABEL_FORMAT = 3
+"""The row format that labels need."""
+RESOLVED_FORMAT = 3
+"""That of transactions with branches that were resolved by hand."""
 POLL_S_MIN = 0.02
 POLL_S_MAX = 1.0
 """How long the claim loop sleeps at the most: another coordinator's work may have become due."""
+SILENT_S = 5 * POLL_S_MAX
+"""Without a good answer of the store for so long the coordinator counts as not SERVING, until the next one."""
 NEVER_MS = 2**63
 WATCH_S_MIN, WATCH_S_MAX = 0.1, 1.0
 """How often a row is read for somebody who waits for a transaction that another coordinator drives."""
@@ -155,26 +162,29 @@ class Engine:
         branches: tuple[BranchSpec, ...],
         metadata: tuple[tuple[str, str], ...] = (),
         *,
+        labels: tuple[tuple[str, str], ...] = (),
         interactive: bool = False,
         ordered: bool = False,
     ) -> Started:
-        """Begin a transaction, or find the one that holds its key; what that one has stands, its metadata included.
+        """Begin a transaction, or find the one that holds its key; its metadata and labels stand.
 
         Raises KeyReused if the key belongs to another request, RowRejected if the store cannot take it, FormatNotReady
         if it must not yet, and Overloaded if too much is waiting (nothing is stored then), StoreClosed if it is not
         known.
         """
         if interactive or ordered:
-            self._check_format()
+            self._check_format(OPEN_FORMAT)
+        if labels:
+            self._check_format(LABEL_FORMAT)
         if len(self._live) >= self.live_max:
             raise Overloaded(f"{self.live_max} transactions are live")
         self.journal.check_room()
         now_ms = self.store.now_ms()
-        spec = Spec(new_xid(now_ms), key, now_ms, timeout_ms, branches, metadata, interactive, ordered)
+        spec = Spec(new_xid(now_ms), key, now_ms, timeout_ms, branches, metadata, interactive, ordered, labels)
         tx = begin(spec, now_ms, self.policy)._replace(save_id=secrets.randbits(62))
         # Shielded: whether the caller still waits changes nothing for a record that is on its way.
         beginning = asyncio.get_running_loop().create_task(self._begin(tx))
-        beginning.add_done_callback(_seen)
+        beginning.add_done_callback(seen)
         try:
             begun = await asyncio.shield(beginning)
         finally:
@@ -197,7 +207,9 @@ class Engine:
         StoreError, after which it is not known whether it was carried out: ask again.
         """
         if isinstance(order, AddBranch | Renew):
-            self._check_format()
+            self._check_format(OPEN_FORMAT)
+        elif isinstance(order, Resolve):
+            self._check_format(RESOLVED_FORMAT)
         while True:
             live = self._live.get(xid)
             if live is None:
@@ -218,10 +230,10 @@ class Engine:
                     raise answer.denied
                 return answer.tx
 
-    def _check_format(self) -> None:
-        if self.store.format < OPEN_FORMAT:
+    def _check_format(self, needed: int) -> None:
+        if self.store.format < needed:
             raise FormatNotReady(
-                f"the store's row format is {self.store.format}, this needs {OPEN_FORMAT}: when no older coordinator "
+                f"the store's row format is {self.store.format}, this needs {needed}: when no older coordinator "
                 "uses it any more, run `tricord migrate --finish`"
             )
 
@@ -417,179 +429,3 @@ class Engine:
             return
         self.counts["recovered"] += 1
         self._adopt(tx)
-
-
-class Carried(NamedTuple):
-    """What became of an order."""
-
-    tx: Transaction
-    denied: Denied | None
-
-
-class Live:
-    """One transaction that this process drives: the engine's ``flow.Io``."""
-
-    def __init__(self, engine: Engine, tx: Transaction) -> None:
-        self.tx = tx
-        """The row as it is known to stand."""
-        self.task: asyncio.Task[None] | None = None
-        self.ended = False
-        self.visits = False
-        """Whether another coordinator may be driving it too."""
-        self.claimed_row: Row | None = None
-        """The row as the claim loop met it while it was being driven."""
-        self._engine = engine
-        self._xid = tx.spec.xid.hex()
-        self._inbox: list[Reply] = []
-        self._orders: list[Order] = []
-        self._answers: list[tuple[Order, asyncio.Future[Carried | None]]] = []
-        self._wake: asyncio.Future[None] | None = None
-
-    @property
-    def may_be_old(self) -> bool:
-        """Whether the row may have been changed by another coordinator, as that of an open transaction at any time."""
-        return self.visits or not self.tx.sealed
-
-    def now_ms(self) -> int:
-        return self._engine.store.now_ms()
-
-    def new_save_id(self) -> int:
-        return secrets.randbits(62) + 1
-
-    def send(self, tx: Transaction, calls: Sequence[Call]) -> None:
-        for call in calls:
-            self._engine.delivery.send(self._xid, tx.spec, call, self._receive)
-
-    def order(self, order: Order) -> asyncio.Future[Carried | None]:
-        """Done when the order was carried out or denied; None if this driver came to its end before."""
-        answer: asyncio.Future[Carried | None] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(_seen)
-        self._answers.append((order, answer))
-        self._orders.append(order)
-        if self._wake is not None:
-            _wake(self._wake)
-        return answer
-
-    def asked(self) -> bool:
-        return bool(self._orders)
-
-    def claim(self, row: Row) -> None:
-        """The claim loop has met the row while it is being driven."""
-        self.claimed_row = row
-        if self._wake is not None and self.visits:  # an owner comes by it soon enough
-            _wake(self._wake)
-
-    def claimed(self) -> Transaction | None:
-        row, self.claimed_row = self.claimed_row, None
-        try:
-            tx = None if row is None else transaction(row)
-        except UnreadableRow as error:
-            _log.error("transaction.unreadable", error=str(error))
-            return None
-        if tx is not None and tx.version >= self.tx.version:
-            self.tx, self.visits = tx, False
-            self._engine.counts["recovered"] += 1
-        return tx
-
-    def answer(self, order: Order, tx: Transaction, denied: Denied | None) -> None:
-        for n, (asked, answer) in enumerate(self._answers):
-            if asked is order:  # the very same: equal orders have answers of their own
-                del self._answers[n]
-                if not answer.done():
-                    answer.set_result(Carried(tx, denied))
-                return
-
-    def end_orders(self, failure: Exception | None) -> None:
-        """What was not taken any more is to be asked anew, unless the driver has failed."""
-        for _, answer in self._answers:
-            if answer.done():
-                continue
-            if failure is not None:
-                answer.set_exception(failure)
-            else:
-                answer.set_result(None)
-        self._answers.clear()
-
-    async def arrivals(self, until_ms: int | None) -> tuple[Sequence[Reply], Sequence[Order]]:
-        if not self._inbox and not self._orders:
-            loop = asyncio.get_running_loop()
-            self._wake = loop.create_future()
-            timer = None
-            if until_ms is not None:
-                delay_s = max(0.0, (until_ms - self.now_ms()) / 1000)
-                timer = loop.call_later(delay_s, _wake, self._wake)
-            try:
-                await self._wake
-            finally:
-                if timer is not None:
-                    timer.cancel()
-                self._wake = None
-        replies, self._inbox = self._inbox, []
-        orders, self._orders = self._orders, []
-        return replies, orders
-
-    async def read(self) -> Transaction:
-        while True:
-            try:
-                row = await self._engine.store.get(xid=self.tx.spec.xid)
-            except StoreClosed:
-                raise
-            except StoreError as error:
-                _log.warning("engine.read_failed", xid=self._xid, error=str(error))
-                await asyncio.sleep(WATCH_S_MAX)
-                continue
-            if row is None:
-                raise RowRejected(f"transaction {self._xid} is not in the store any more")
-            stands = transaction(row)
-            if stands.version <= self.tx.version:
-                return self.tx
-            before, self.tx = self.tx, stands
-            self._engine.moved(before, stands)
-            return stands
-
-    async def save(self, tx: Transaction) -> Transaction:
-        before = self.tx
-        raises = tx.attention > before.attention
-        if tx.state.finished and before.state is not State.TRYING and not raises:
-            # It promises nothing new: every branch has answered for good. So nobody waits for its COMMIT.
-            self._engine.journal.save_last(tx)
-            stands = tx
-        else:
-            stands = await self._engine.journal.save(tx)
-            self.visits = self.visits or stands.save_id != tx.save_id
-        self.tx = stands
-        self._engine.moved(before, stands)
-        if raises and stands.save_id == tx.save_id:  # else whoever saved what stands there has told
-            self._engine.tell_attention(stands, _to_blame(before, stands))
-        return stands
-
-    def _receive(self, reply: Reply) -> None:
-        if self.ended:
-            return
-        if reply.outcome is not Outcome.DONE:
-            branch = self.tx.spec.branches[reply.branch]
-            _log.debug(
-                "call.not_done", xid=self._xid, branch=reply.branch + 1, participant=branch.participant,
-                phase=reply.phase.name, outcome=reply.outcome.name, error=reply.error,
-            )  # fmt: skip
-        self._inbox.append(reply)
-        if self._wake is not None:
-            _wake(self._wake)
-
-
-def _to_blame(before: Transaction, tx: Transaction) -> int:
-    """The branch whose answer has raised the attention: of those that changed, the one that has failed most often."""
-    changed = [n for n, step in enumerate(tx.steps) if step.error and step not in before.steps[n : n + 1]]
-    failed = changed or [n for n, step in enumerate(tx.steps) if step.error] or range(len(tx.steps))
-    return max(failed, key=lambda n: tx.steps[n].attempts)
-
-
-def _seen(future: asyncio.Future[Any]) -> None:
-    """Whoever began it may have gone; how it ended is then nobody's business."""
-    if not future.cancelled():
-        future.exception()
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

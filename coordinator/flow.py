@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from .machine import apply, call_of, called, due, visitors_wake_at, wake_at
+from .machine import apply, call_of, called, due, rests, visitors_wake_at, wake_at
 from .model import Call, Phase, Policy, Reply, State, Transaction
 from .orders import Denied, Order, carry_out
 
@@ -187,6 +187,8 @@ class _Drive:
             if owner:
                 calls_out = self._waiting > 0 or bool(added) or bool(due(after, now_ms, policy))
                 wake_ms = wake_at(after, now_ms, policy, calls_out=calls_out)
+            elif rests(before, now_ms) and due(after, now_ms, policy):
+                wake_ms = now_ms  # nobody drives what an operator's order has made due: whoever claims it, does
             else:
                 wake_ms = visitors_wake_at(after, [*self._branches_out(), *added], now_ms, policy)
             if await self._write(after, wake_ms):

@@ -13,14 +13,12 @@ import structlog
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
 
-from .engine import POLL_S_MAX
+from .engine import SILENT_S
 from .server_grpc import STORE_SERVICES
 from .store.store import Store
 
 _log = structlog.get_logger(__name__)
 
-SILENT_S = 5 * POLL_S_MAX
-"""Without a good answer for so long, the services that need the store are NOT_SERVING, until the next one."""
 LOOK_S = 0.1
 """How often it is looked whether the store has answered again."""
 

@@ -129,7 +129,8 @@ class Journal:
         if self._flushing or not self._waiting:
             return
         entries = self._take()
-        batch = Batch([e.row for e in entries if e.begins], [e.row for e in entries if not e.begins])
+        labels = {e.row.xid: e.tx.spec.labels for e in entries if e.begins and e.tx.spec.labels}
+        batch = Batch([e.row for e in entries if e.begins], [e.row for e in entries if not e.begins], labels)
         self._flushing = True
         flushed = self._store.flush(batch)
         flushed.add_done_callback(lambda outcome: self._finish(entries, outcome))

@@ -47,6 +47,8 @@ class Event(IntEnum):
     """Its initiator cancels it."""
     NOT_NAMED = 7
     """A branch was enlisted, and whoever called it has answered for good without having seen it tried."""
+    OPERATOR = 8
+    """An operator cancels it."""
 
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
@@ -55,6 +57,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.TRYING, Event.DEADLINE): State.CANCELLING,
     (State.TRYING, Event.INITIATOR): State.CANCELLING,
     (State.TRYING, Event.NOT_NAMED): State.CANCELLING,
+    (State.TRYING, Event.OPERATOR): State.CANCELLING,
     (State.CONFIRMING, Event.ALL_CONFIRMED): State.CONFIRMED,
     (State.CANCELLING, Event.ALL_CANCELLED): State.CANCELLED,
 }
@@ -115,7 +118,7 @@ def called(tx: Transaction, branch: int) -> Phase | None:
 
     Whoever enlisted reports its Try by itself; in an ordered transaction a Try waits for the one before it.
     """
-    phase = owed(tx.state, tx.steps[branch])
+    phase = wanted(tx, branch, tx.steps[branch])
     if phase is Phase.TRY:
         joined = tx.joined_as(branch) if tx.joined else None
         if joined is not None and joined.enlisted:
@@ -125,9 +128,34 @@ def called(tx: Transaction, branch: int) -> Phase | None:
     return phase
 
 
-def owed(state: State, step: Step) -> Phase | None:
-    """The phase that a branch still wants an answer for, if any."""
-    return _OWED[state][step.status]
+def waits(tx: Transaction, branch: int, now_ms: int) -> bool:
+    """Whether a branch is owed a call that is not out, with anybody: it has failed, and waits for its next attempt.
+
+    One that is due may be out: nothing is saved when a call leaves. So may the first call of an added branch, whose
+    ``next_ms`` is its lease.
+    """
+    step = tx.steps[branch]
+    return step.attempts > 0 and step.next_ms > now_ms and called(tx, branch) is not None
+
+
+def rests(tx: Transaction, now_ms: int) -> bool:
+    """Whether no call can be out: every branch that is owed one waits for its next attempt."""
+    return all(waits(tx, n, now_ms) or called(tx, n) is None for n in range(len(tx.steps)))
+
+
+def wanted(tx: Transaction, branch: int, step: Step) -> Phase | None:
+    """The phase that a branch, which has come so far, still wants an answer for, if any.
+
+    Of one that was resolved by hand that is no Confirm nor Cancel any more, but that its participant writes it down.
+    """
+    if tx.resolved and (resolution := tx.resolution_of(branch)) is not None:
+        if step.status in _ENDS:
+            return None
+        return Phase.SETTLE_CONFIRMED if resolution.confirmed else Phase.SETTLE_CANCELLED
+    return _OWED[tx.state][step.status]
+
+
+_ENDS = (BranchStatus.CONFIRMED, BranchStatus.CANCELLED)
 
 
 def _wanted(state: State, status: BranchStatus) -> Phase | None:
@@ -161,7 +189,7 @@ def apply(tx: Transaction, replies: Sequence[Reply], now_ms: int, policy: Policy
     seen: list[Seen] = []
     for reply in replies:
         step = steps[reply.branch]
-        if owed(tx.state, step) is not reply.phase:
+        if wanted(tx, reply.branch, step) is not reply.phase:
             steps[reply.branch] = step = _late(tx.state, step, reply)
             if _contradicts(tx.state, step, reply):
                 attention = Attention.VIOLATION
@@ -232,20 +260,21 @@ def visitors_wake_at(tx: Transaction, mine: Collection[int], now_ms: int, policy
 
     ``mine`` are the branches with calls of the visitor's own. Of other branches that seem to be due nobody can tell
     whether their calls are out: they are left under the lease that stands, which is never lengthened for them, nor
-    cut short.
+    cut short, not even for a branch that waits for its next attempt.
     """
     if tx.state.finished:
         return None
     stands_ms = now_ms if tx.wake_ms is None else max(now_ms, tx.wake_ms)
+    owing = [branch for branch in range(len(tx.steps)) if called(tx, branch) is not None]
+    others_out = any(tx.steps[branch].next_ms <= now_ms for branch in owing if branch not in mine)
     times = []
-    for branch, step in enumerate(tx.steps):
-        if called(tx, branch) is None:
-            continue
+    for branch in owing:
+        next_ms = tx.steps[branch].next_ms
         if branch in mine:
             left_ms = policy.call_timeout_of(tx.spec.branches[branch]) + policy.lease_margin_ms
-            times.append(max(step.next_ms, now_ms + left_ms))
+            times.append(max(next_ms, now_ms + left_ms))
         else:
-            times.append(step.next_ms if step.next_ms > now_ms else stands_ms)
+            times.append(stands_ms if others_out else next_ms)
     if tx.state is State.TRYING:
         times.append(tx.deadline_ms + (policy.lease_margin_ms if mine else 0))
     return max(now_ms, min(times))
@@ -300,6 +329,8 @@ _DONE_STATUS = {
     Phase.TRY: BranchStatus.TRIED,
     Phase.CONFIRM: BranchStatus.CONFIRMED,
     Phase.CANCEL: BranchStatus.CANCELLED,
+    Phase.SETTLE_CONFIRMED: BranchStatus.CONFIRMED,
+    Phase.SETTLE_CANCELLED: BranchStatus.CANCELLED,
 }
 
 
@@ -374,7 +405,8 @@ def _contradicts(state: State, step: Step, reply: Reply) -> bool:
         return False
     if reply.phase is Phase.CONFIRM:
         return cancelled
-    return state in (State.CONFIRMING, State.CONFIRMED)
+    # Of what was resolved by hand against the decision a person knows already.
+    return reply.phase is Phase.CANCEL and state in (State.CONFIRMING, State.CONFIRMED)
 
 
 def _event(tx: Transaction, now_ms: int) -> Event | None:
@@ -389,6 +421,8 @@ def _event(tx: Transaction, now_ms: int) -> Event | None:
             if all(s is BranchStatus.TRIED for s in statuses):
                 return Event.ALL_TRIED
         return Event.DEADLINE if now_ms >= tx.deadline_ms else None
+    if tx.resolved:  # by hand, either way: such branches have ended when nothing is owed to them any more
+        statuses = [s for n, s in enumerate(statuses) if tx.resolution_of(n) is None or s not in _ENDS]
     if tx.state is State.CONFIRMING:
         return Event.ALL_CONFIRMED if all(s is BranchStatus.CONFIRMED for s in statuses) else None
     if tx.state is State.CANCELLING:

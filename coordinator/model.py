@@ -24,6 +24,9 @@ class Phase(IntEnum):
     TRY = 1
     CONFIRM = 2
     CANCEL = 3
+    SETTLE_CONFIRMED = 4
+    """An operator has resolved the branch by hand: write that down and run nothing (protocol G1)."""
+    SETTLE_CANCELLED = 5
 
 
 class Outcome(IntEnum):
@@ -127,6 +130,8 @@ class Spec(NamedTuple):
     """Its initiator adds the branches one at a time, and confirms."""
     ordered: bool = False
     """The branches that it began with are tried one after another."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """What people find it by, by name."""
 
 
 class Step(NamedTuple):
@@ -153,6 +158,19 @@ class Seen(NamedTuple):
     branch_id: int
 
 
+class Resolution(NamedTuple):
+    """An operator has told what became of a branch."""
+
+    branch_id: int
+    confirmed: bool
+    """Else cancelled."""
+    actor: str
+    reason: str
+    time_ms: int
+    opposite: bool
+    """Whether it contradicts the decision."""
+
+
 class Transaction(NamedTuple):
     """One transaction at one moment."""
 
@@ -177,6 +195,20 @@ class Transaction(NamedTuple):
     joined: tuple[Joined, ...] = ()
     """Of the last branches: those that it did not begin with."""
     seen: tuple[Seen, ...] = ()
+    resolved: tuple[Resolution, ...] = ()
+    """All there ever were, in the order of time: the last one of a branch counts."""
+
+    @property
+    def mixed(self) -> bool:
+        """Whether a branch was ever resolved against the decision. Never taken back."""
+        return any(resolution.opposite for resolution in self.resolved)
+
+    def resolution_of(self, branch: int) -> Resolution | None:
+        """How a branch, by its index, was resolved by hand, if it was."""
+        for resolution in reversed(self.resolved):
+            if resolution.branch_id == branch + 1:
+                return resolution
+        return None
 
     @property
     def deadline_ms(self) -> int:
@@ -200,7 +232,7 @@ class Transaction(NamedTuple):
     def asks_the_same(self, spec: Spec) -> bool:
         """Whether a starting request under the same key is the same request: its branches and their order, no more.
 
-        A smaller time-out left, other metadata (a trace id) or another ``wait`` do not make it another request
+        A smaller time-out left, other metadata (a trace id), labels or another ``wait`` do not make it another request
         (protocol B4).
         """
         mine = self.spec

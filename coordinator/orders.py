@@ -1,4 +1,4 @@
-"""What initiators and participants may ask of a transaction that is stored already, as pure functions.
+"""What initiators, participants and operators may ask of a transaction that is stored already, as pure functions.
 
 An order is carried out on the row as it stands, by whichever coordinator it reached, and saved by the same
 compare-and-swap as everything else: if another's row stands there, the order is carried out on that one. Each is
@@ -12,8 +12,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from .machine import Event, apply, move, named
-from .model import BranchSpec, BranchStatus, Joined, Phase, Policy, Reply, State, Step, Transaction
+from .machine import Event, apply, move, named, waits
+from .model import (
+    Attention,
+    BranchSpec,
+    BranchStatus,
+    Joined,
+    Phase,
+    Policy,
+    Reply,
+    Resolution,
+    State,
+    Step,
+    Transaction,
+)
 
 BRANCHES_MAX = 64
 BRANCH_BYTES_MAX = 8 * 1024 * 1024
@@ -142,6 +154,76 @@ class Cancel(NamedTuple):
         _check_trying(tx, "cannot be cancelled")
         why = f"cancelled by its initiator: {self.reason}" if self.reason else "cancelled by its initiator"
         return apply(move(tx, Event.INITIATOR, now_ms, why), (), now_ms, policy)
+
+
+class OperatorCancel(NamedTuple):
+    """Decide to cancel, for an operator. Alone of all orders it is denied when repeated: it tells who was first."""
+
+    actor: str
+    reason: str
+
+    def obey(self, tx: Transaction, now_ms: int, policy: Policy) -> Transaction:
+        """See Order."""
+        _check_trying(tx, "cannot be cancelled any more")
+        why = f"cancelled by an operator ({self.actor}): {self.reason}"
+        return apply(move(tx, Event.OPERATOR, now_ms, why), (), now_ms, policy)
+
+
+class Retry(NamedTuple):
+    """Make calls that wait for their next attempt due now; those that may be out are left alone (protocol G1)."""
+
+    participant: str = ""
+    """Only calls to this one; empty: to all."""
+
+    def obey(self, tx: Transaction, now_ms: int, policy: Policy) -> Transaction:
+        """See Order."""
+        if tx.state.finished:
+            text = f"transaction {tx.spec.xid.hex()} is {tx.state.name}: no participant is owed a call any more"
+            raise Denied("FINISHED", text, xid=tx.spec.xid.hex(), state=tx.state.name)
+        steps = tuple(
+            step._replace(next_ms=now_ms)
+            if waits(tx, n, now_ms) and self.participant in ("", tx.spec.branches[n].participant)
+            else step
+            for n, step in enumerate(tx.steps)
+        )
+        return tx if steps == tx.steps else tx._replace(steps=steps, updated_ms=now_ms)
+
+
+class Resolve(NamedTuple):
+    """Record that a branch was confirmed or cancelled by hand (protocol G1).
+
+    It may be reversed until the participant has written it down; a transaction that was once mixed stays so.
+    """
+
+    branch_id: int
+    confirmed: bool
+    actor: str
+    reason: str
+
+    def obey(self, tx: Transaction, now_ms: int, policy: Policy) -> Transaction:
+        """See Order."""
+        xid, branch = tx.spec.xid.hex(), self.branch_id - 1
+        if not 0 <= branch < len(tx.steps):
+            raise Denied("UNKNOWN_BRANCH", f"branch_id: transaction {xid} has no branch {self.branch_id}")
+        if tx.state is State.TRYING:
+            text = f"transaction {xid} is TRYING: nothing can be resolved before it is decided; cancel it, or wait"
+            raise Denied("NOT_DECIDED", text, xid=xid, state=tx.state.name)
+        step = tx.steps[branch]
+        if step.status in (BranchStatus.CONFIRMED, BranchStatus.CANCELLED):
+            text = f"branch {self.branch_id} of transaction {xid} is {step.status.name}: it has answered for good"
+            raise Denied("ANSWERED", text, xid=xid, state=tx.state.name, branch_state=step.status.name)
+        standing = tx.resolution_of(branch)
+        if standing is not None and standing.confirmed is self.confirmed:
+            return tx
+        opposite = self.confirmed is not (tx.state is State.CONFIRMING)
+        resolution = Resolution(self.branch_id, self.confirmed, self.actor, self.reason, now_ms, opposite)
+        return tx._replace(
+            resolved=(*tx.resolved, resolution),
+            # The call that tells the participant is another one: it starts anew, and is due now.
+            steps=(*tx.steps[:branch], step._replace(attempts=0, next_ms=0), *tx.steps[branch + 1 :]),
+            attention=Attention.VIOLATION if opposite else tx.attention,
+            updated_ms=now_ms,
+        )
 
 
 class Renew(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -52,6 +52,11 @@ class Participants:
         """Read the list from the store, in one read for all who ask before it begins. Raises StoreError."""
         await asyncio.shield(self._next_reading or self._read_next())
 
+    @property
+    def known(self) -> Mapping[str, KnownParticipant]:
+        """All participants by name, as last heard."""
+        return self._known
+
     def find(self, name: str) -> KnownParticipant | None:
         """A participant as last heard; looks again in the background when that is long ago, or the name missing."""
         known = self._known.get(name)
@@ -61,6 +66,15 @@ class Participants:
     def doubt(self) -> None:
         """Calls do not get through to where a participant was last heard of: look again, in the background."""
         self._read_if_older(DOUBT_S)
+
+    def all(self) -> Sequence[KnownParticipant]:
+        """All of them as last heard, by name."""
+        return [self._known[name] for name in sorted(self._known)]
+
+    def is_configured(self, name: str, address: str) -> bool:
+        """Whether the configuration names this instance."""
+        configured = self._static.get(name)
+        return configured is not None and any(instance.address == address for instance in configured.instances)
 
     def addresses(self) -> set[str]:
         """Where participants are, as last heard."""

@@ -122,6 +122,7 @@ class CoordinatorService(OpenTransactions):
             starting.timeout_ms,
             starting.branches,
             starting.metadata,
+            labels=starting.labels,
             interactive=starting.interactive,
             ordered=starting.ordered,
         )

@@ -21,6 +21,7 @@ from .ids import parse_xid
 from .model import Attention, BranchSpec, Payload, Transaction
 from .orders import BRANCHES_MAX, LIFE_MS_MAX
 from .store.rows import Row
+from .wire_labels import read_labels
 
 PAYLOAD_BYTES_MAX = 1024 * 1024
 REQUEST_BYTES_MAX = 8 * 1024 * 1024
@@ -60,6 +61,7 @@ class Starting(NamedTuple):
     key: bytes
     timeout_ms: int
     metadata: tuple[tuple[str, str], ...]
+    labels: tuple[tuple[str, str], ...]
     branches: tuple[BranchSpec, ...] = ()
     interactive: bool = False
     ordered: bool = False
@@ -68,7 +70,7 @@ class Starting(NamedTuple):
     def of_execute(cls, request: coordinator_pb2.ExecuteRequest, namespace: str, timeout_ms_default: int) -> Self:
         """Raises InvalidRequest, with every wrong field."""
         wrong: list[Violation] = []
-        key, timeout_ms, metadata = _starting(request, namespace, timeout_ms_default, wrong)
+        common = _starting(request, namespace, timeout_ms_default, wrong)
         check_wait(request.wait, wrong)
         count = len(request.branches)
         if not count:
@@ -80,28 +82,32 @@ class Starting(NamedTuple):
         branches = tuple(read_branch(f"branches[{n}]", b, wrong) for n, b in enumerate(request.branches))
         if wrong:
             raise InvalidRequest(*wrong)
-        return cls(key, timeout_ms, metadata, branches, ordered=request.ordered)
+        return cls(*common, branches, ordered=request.ordered)
 
     @classmethod
     def of_begin(cls, request: coordinator_pb2.BeginRequest, namespace: str, timeout_ms_default: int) -> Self:
         """Raises InvalidRequest, with every wrong field."""
         wrong: list[Violation] = []
-        key, timeout_ms, metadata = _starting(request, namespace, timeout_ms_default, wrong)
+        common = _starting(request, namespace, timeout_ms_default, wrong)
         if wrong:
             raise InvalidRequest(*wrong)
-        return cls(key, timeout_ms, metadata, interactive=True)
+        return cls(*common, interactive=True)
 
 
 def _starting(
     request: _StartingRequest, namespace: str, timeout_ms_default: int, wrong: list[Violation]
-) -> tuple[bytes, int, tuple[tuple[str, str], ...]]:
-    """What every starting request has. Raises InvalidRequest if it is too large to be looked at."""
+) -> tuple[bytes, int, tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """What every starting request has: key, time-out in ms, metadata, labels.
+
+    Raises InvalidRequest if it is too large to be looked at.
+    """
     size = request.ByteSize()
     if size > REQUEST_BYTES_MAX:
         raise InvalidRequest(Violation("request", f"has {size} bytes; the limit is {REQUEST_BYTES_MAX}"))
     key = read_key(request.idempotency_key, namespace, wrong) if request.idempotency_key else b""
     timeout_ms = _timeout_ms(request, timeout_ms_default, wrong)
-    return key, timeout_ms, _metadata(request, wrong) if request.metadata else ()
+    metadata = _metadata(request, wrong) if request.metadata else ()
+    return key, timeout_ms, metadata, read_labels(request.labels, wrong) if request.labels else ()
 
 
 def read_key(text: str, namespace: str, wrong: list[Violation]) -> bytes:
@@ -231,10 +237,13 @@ def transaction_message(tx: Transaction) -> types_pb2.Transaction:
         interactive=spec.interactive,
         sealed=tx.sealed,
         ordered=spec.ordered,
+        mixed=tx.mixed,
     )
     message.timeout.FromMilliseconds(spec.timeout_ms)
     if spec.metadata:
         message.metadata.update(spec.metadata)
+    if spec.labels:
+        message.labels.update(spec.labels)
     if tx.decided_ms:
         message.decide_time.CopyFrom(timestamp(tx.decided_ms))
     return message
@@ -281,6 +290,17 @@ def branch_message(tx: Transaction, index: int) -> types_pb2.Branch:
     joined = tx.joined_as(index) if tx.joined else None
     if joined is not None:
         message.branch_key, message.enlisted, message.parent_branch_id = joined
+    if tx.resolved and (resolution := tx.resolution_of(index)) is not None:
+        message.resolution.CopyFrom(
+            types_pb2.Resolution(
+                resolved_state=types_pb2.BRANCH_STATE_CONFIRMED
+                if resolution.confirmed
+                else types_pb2.BRANCH_STATE_CANCELLED,
+                actor=resolution.actor,
+                reason=resolution.reason,
+                time=timestamp(resolution.time_ms),
+            )
+        )
     if tx.seen:
         message.tried_branch_ids.extend(seen.branch_id for seen in tx.seen if seen.by == index + 1)
     return message

@@ -25,27 +25,27 @@ REASON_CHARS_MAX = 256
 def read_try(request: pb.CoordinatorServiceTryRequest) -> tuple[bytes, AddBranch]:
     """The xid, and what to add. Raises InvalidRequest, with every wrong field."""
     wrong: list[Violation] = []
-    xid = _xid(request.xid, wrong)
+    xid = xid_of(request.xid, wrong)
     branch = _added(request, wrong)
-    _raise(wrong)
+    raise_wrong(wrong)
     return xid, AddBranch(branch, Joined(request.branch_key))
 
 
 def read_enlist(request: pb.EnlistRequest) -> tuple[bytes, AddBranch]:
     """The xid, and what to add. Raises InvalidRequest, with every wrong field."""
     wrong: list[Violation] = []
-    xid = _xid(request.xid, wrong)
+    xid = xid_of(request.xid, wrong)
     branch = _added(request, wrong)
     if request.parent_branch_id > BRANCHES_MAX:
         wrong.append(_no_branch_id("parent_branch_id", request.parent_branch_id))
-    _raise(wrong)
+    raise_wrong(wrong)
     return xid, AddBranch(branch, Joined(request.branch_key, True, request.parent_branch_id))
 
 
 def read_report(request: pb.ReportRequest) -> tuple[bytes, Reply]:
     """The xid, and the reply that the report stands for. Raises InvalidRequest, with every wrong field."""
     wrong: list[Violation] = []
-    xid = _xid(request.xid, wrong)
+    xid = xid_of(request.xid, wrong)
     if not 0 < request.branch_id <= BRANCHES_MAX:
         wrong.append(_no_branch_id("branch_id", request.branch_id))
     fence_id = request.fence_id
@@ -69,45 +69,46 @@ def read_report(request: pb.ReportRequest) -> tuple[bytes, Reply]:
             reply = reply._replace(outcome=Outcome.REFUSED, refusal=refusal)
         case _:
             wrong.append(Violation("outcome", "is missing: tried, or refusal"))
-    _raise(wrong)
+    raise_wrong(wrong)
     return xid, reply
 
 
 def read_confirm(request: pb.CoordinatorServiceConfirmRequest) -> tuple[bytes, frozenset[int]]:
     """The xid, and the branch_ids that are named. Raises InvalidRequest, with every wrong field."""
     wrong: list[Violation] = []
-    xid = _xid(request.xid, wrong)
+    xid = xid_of(request.xid, wrong)
     named = _branch_ids("tried_branch_ids", request.tried_branch_ids, wrong)
     check_wait(request.wait, wrong)
-    _raise(wrong)
+    raise_wrong(wrong)
     return xid, named
 
 
 def read_cancel(request: pb.CoordinatorServiceCancelRequest) -> tuple[bytes, str]:
     """The xid and the reason. Raises InvalidRequest, with every wrong field."""
     wrong: list[Violation] = []
-    xid = _xid(request.xid, wrong)
+    xid = xid_of(request.xid, wrong)
     if len(request.reason) > REASON_CHARS_MAX:
         wrong.append(Violation("reason", f"has {len(request.reason)} characters; the limit is {REASON_CHARS_MAX}"))
     elif not request.reason.isprintable():
         wrong.append(Violation("reason", "has control or other unprintable characters"))
     check_wait(request.wait, wrong)
-    _raise(wrong)
+    raise_wrong(wrong)
     return xid, request.reason
 
 
 def read_renew(request: pb.RenewRequest) -> tuple[bytes, int]:
     """The xid and the new time-out. Raises InvalidRequest, with every wrong field."""
     wrong: list[Violation] = []
-    xid = _xid(request.xid, wrong)
+    xid = xid_of(request.xid, wrong)
     timeout_ms = duration_ms(request.timeout)
     if not 0 < timeout_ms <= LIFE_MS_MAX:
         wrong.append(Violation("timeout", f"is {timeout_ms} ms; it must be more than 0 and at most 24 h"))
-    _raise(wrong)
+    raise_wrong(wrong)
     return xid, timeout_ms
 
 
-def _xid(text: str, wrong: list[Violation]) -> bytes:
+def xid_of(text: str, wrong: list[Violation]) -> bytes:
+    """The xid that a text names; if it names none, that is added to ``wrong``."""
     xid = parse_xid(text)
     if xid is None:
         wrong.append(Violation("xid", NO_XID))
@@ -138,6 +139,7 @@ def _no_branch_id(field: str, branch_id: int) -> Violation:
     return Violation(field, f"is {branch_id}, which is no branch_id: 1 to {BRANCHES_MAX}")
 
 
-def _raise(wrong: list[Violation]) -> None:
+def raise_wrong(wrong: list[Violation]) -> None:
+    """Raises InvalidRequest if there is anything wrong."""
     if wrong:
         raise InvalidRequest(*wrong)

@@ -33,6 +33,7 @@ class TricordClient(CoordinatorConnection):
         wait: Wait = Wait.FINISHED,
         patience: float | None = None,
         metadata: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
         ordered: bool = False,
     ) -> Transaction:
         """Run all branches as one transaction; returns it when it is confirmed (with DECIDED: decided to be).
@@ -45,6 +46,10 @@ class TricordClient(CoordinatorConnection):
         64 characters A-Z a-z 0-9 . _ -, values of at most 256 printable characters. It is not part of what makes two
         requests the same: a repeat with other metadata finds the transaction with its first one.
 
+        `labels` is what people find the transaction by (`tricord list --label order=42`); participants do not see it.
+        At most 16; a name is a letter a-z and up to 62 more characters of a-z 0-9 _ . -, a value has 1 to 255 printable
+        characters. The first ones stand, as with `metadata`.
+
         With `ordered` the branches are tried one after another, each when the one before it is tried: cheap checks
         first.
 
@@ -52,7 +57,7 @@ class TricordClient(CoordinatorConnection):
         InvalidRequest, UnknownParticipant, IdempotencyKeyReused, RequestFailed (nothing was started),
         ConfigurationError (no coordinator answers there, or this client is closed).
         """
-        return self._run(start_execute(branches, idempotency_key, timeout, wait, patience, metadata, ordered))
+        return self._run(start_execute(branches, idempotency_key, timeout, wait, patience, metadata, labels, ordered))
 
     def get(self, *, xid: str | None = None, idempotency_key: str | None = None, patience: float = 10.0) -> Transaction:
         """Read a transaction in whatever state. Raises TransactionNotFound, OutcomeUnknown (not reached)."""
@@ -64,6 +69,7 @@ class TricordClient(CoordinatorConnection):
         timeout: float | None = None,
         idempotency_key: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
         patience: float | None = None,
         wait: Wait = Wait.FINISHED,
     ) -> OpenTransaction:
@@ -77,7 +83,7 @@ class TricordClient(CoordinatorConnection):
         `patience` (default: timeout + 30) is how many seconds each call goes on asking. `wait` says how far the
         confirm is waited for. The other arguments are those of `execute`. Raises InvalidRequest.
         """
-        return OpenTransaction(Interaction(timeout, idempotency_key, metadata, patience, wait), self._run)
+        return OpenTransaction(Interaction(timeout, idempotency_key, metadata, labels, patience, wait), self._run)
 
     def watch(
         self, *, xid: str | None = None, idempotency_key: str | None = None, patience: float = 30.0
@@ -102,10 +108,13 @@ class AsyncTricordClient(AsyncCoordinatorConnection):
         wait: Wait = Wait.FINISHED,
         patience: float | None = None,
         metadata: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
         ordered: bool = False,
     ) -> Transaction:
         """See `TricordClient.execute`. Cancelling this call does not cancel the transaction."""
-        return await self._run(start_execute(branches, idempotency_key, timeout, wait, patience, metadata, ordered))
+        return await self._run(
+            start_execute(branches, idempotency_key, timeout, wait, patience, metadata, labels, ordered)
+        )
 
     async def get(
         self, *, xid: str | None = None, idempotency_key: str | None = None, patience: float = 10.0
@@ -119,6 +128,7 @@ class AsyncTricordClient(AsyncCoordinatorConnection):
         timeout: float | None = None,
         idempotency_key: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
         patience: float | None = None,
         wait: Wait = Wait.FINISHED,
     ) -> AsyncOpenTransaction:
@@ -127,7 +137,7 @@ class AsyncTricordClient(AsyncCoordinatorConnection):
         A task that is cancelled in the block cancels the transaction. One that is cancelled while the end of the block
         waits for its Confirm ends at once, and leaves it to the coordinator: it may be confirmed.
         """
-        return AsyncOpenTransaction(Interaction(timeout, idempotency_key, metadata, patience, wait), self._run)
+        return AsyncOpenTransaction(Interaction(timeout, idempotency_key, metadata, labels, patience, wait), self._run)
 
     def watch(
         self, *, xid: str | None = None, idempotency_key: str | None = None, patience: float = 30.0

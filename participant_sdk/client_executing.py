@@ -28,10 +28,12 @@ def start_execute(
     wait: Wait,
     patience: float | None,
     metadata: Mapping[str, str] | None,
+    labels: Mapping[str, str] | None = None,
     ordered: bool = False,
 ) -> Asking[Transaction]:
     """See `TricordClient.execute`."""
-    request = request_of(branches, new_key() if idempotency_key is None else idempotency_key, timeout, wait, metadata)
+    key = new_key() if idempotency_key is None else idempotency_key
+    request = request_of(branches, key, timeout, wait, metadata, labels)
     request.ordered = ordered
     return executing(request, wait, patience_of(timeout, patience))
 

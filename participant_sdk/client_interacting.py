@@ -45,11 +45,12 @@ class Interaction:
         timeout: float | None,
         idempotency_key: str | None,
         metadata: Mapping[str, str] | None,
+        labels: Mapping[str, str] | None,
         patience: float | None,
         wait: Wait,
     ) -> None:
         key = new_key() if idempotency_key is None else idempotency_key
-        self._begin = begin_request(key, timeout, metadata)
+        self._begin = begin_request(key, timeout, metadata, labels)
         self._key_is_ours = idempotency_key is None
         self._patience = patience_of(timeout, patience)
         self._patience_is_given = patience is not None

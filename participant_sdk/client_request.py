@@ -16,6 +16,7 @@ from typing import Final
 from participant_sdk.coordinator_messages import write_payload
 from participant_sdk.errors import InvalidRequest, printable
 from participant_sdk.initiator_metadata import metadata_faults
+from participant_sdk.labels import label_faults
 from participant_sdk.payload import Payload, encode
 from tricord.v1 import coordinator_pb2
 
@@ -71,10 +72,11 @@ def request_of(
     timeout: float | None,
     wait: Wait,
     metadata: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> coordinator_pb2.ExecuteRequest:
     """The message of a request; raises InvalidRequest."""
     request = coordinator_pb2.ExecuteRequest(wait=wait.value)
-    _fill(request, key, timeout, metadata)
+    _fill(request, key, timeout, metadata, labels)
     for position, each in enumerate(branches):
         try:
             request.branches.add(participant=each.participant, action=each.action, payload=write_payload(each.payload))
@@ -84,10 +86,12 @@ def request_of(
     return request
 
 
-def begin_request(key: str, timeout: float | None, metadata: Mapping[str, str] | None) -> coordinator_pb2.BeginRequest:
+def begin_request(
+    key: str, timeout: float | None, metadata: Mapping[str, str] | None, labels: Mapping[str, str] | None
+) -> coordinator_pb2.BeginRequest:
     """The message that begins an interactive transaction; raises InvalidRequest."""
     request = coordinator_pb2.BeginRequest()
-    _fill(request, key, timeout, metadata)
+    _fill(request, key, timeout, metadata, labels)
     return request
 
 
@@ -103,6 +107,7 @@ def _fill(
     key: str,
     timeout: float | None,
     metadata: Mapping[str, str] | None,
+    labels: Mapping[str, str] | None,
 ) -> None:
     """What every starting request has; raises InvalidRequest."""
     if not key:
@@ -115,9 +120,17 @@ def _fill(
         text = f"the idempotency key cannot be sent: {error}"
         raise InvalidRequest(text, {"idempotency_key": str(error)}) from None
     if metadata is not None:
-        if faults := metadata_faults(metadata):
-            text = "; ".join(f"{field}: {fault}" for field, fault in faults.items())
-            raise InvalidRequest(f"the metadata cannot be sent: {printable(text)}", faults)
+        _refuse("the metadata", metadata_faults(metadata))
         request.metadata.update(metadata)
+    if labels is not None:
+        _refuse("the labels", label_faults(labels))
+        request.labels.update(labels)
     if timeout is not None:
         request.timeout.FromNanoseconds(round(timeout * 1e9))
+
+
+def _refuse(what: str, faults: dict[str, str]) -> None:
+    """Raises InvalidRequest if there are any."""
+    if faults:
+        text = "; ".join(f"{field}: {fault}" for field, fault in faults.items())
+        raise InvalidRequest(f"{what} cannot be sent: {printable(text)}", faults)

@@ -164,6 +164,8 @@ def read_transaction(message: types_pb2.Transaction) -> Transaction:
         created_at=_read_time(message.create_time) if message.HasField("create_time") else None,
         decided_at=_read_time(message.decide_time) if message.HasField("decide_time") else None,
         metadata=dict(message.metadata),
+        labels=dict(message.labels),
+        mixed=message.mixed,
     )
 
 

@@ -13,11 +13,16 @@ from typing import Final
 
 @unique
 class Phase(IntEnum):
-    """Which of a branch's three operations is called."""
+    """Which of a branch's three operations is called; or that an operator has done one of the last two by hand."""
 
     TRY = 1
     CONFIRM = 2
     CANCEL = 3
+    SETTLE_CONFIRMED = 4
+    SETTLE_CANCELLED = 5
+
+
+SETTLES: Final = frozenset({Phase.SETTLE_CONFIRMED, Phase.SETTLE_CANCELLED})
 
 
 @unique
@@ -51,6 +56,8 @@ class Verdict(Enum):
     RUN_TRY = "insert TRIED and run the Try handler"
     RUN_CONFIRM = "set COMMITTED and run the Confirm handler"
     RUN_CANCEL = "set ROLLBACKED and run the Cancel handler"
+    SETTLE_COMMITTED = "set COMMITTED, run nothing: it was confirmed by hand"
+    SETTLE_ROLLBACKED = "set ROLLBACKED, run nothing: it was cancelled by hand"
     SUSPEND = "insert SUSPENDED, run nothing: done"
     DONE = "done before, run nothing"
     REPLAY_RESULT = "done before: answer with the stored result"
@@ -59,6 +66,7 @@ class Verdict(Enum):
     EMPTY_CONFIRM = "violation: Confirm of a branch that was never tried here"
     CONFIRM_AFTER_CANCEL = "violation: Confirm of a branch that was cancelled or refused"
     CONFIRM_SUSPENDED = "violation: Confirm of a branch that was cancelled before it was tried"
+    SETTLED_OTHERWISE = "violation: the branch has ended otherwise than it was resolved by hand"
     CANCEL_AFTER_CONFIRM = "violation: Cancel of a branch that was confirmed"
     OTHER_CALL = "violation: the branch was tried with another action or payload"
     HALF_DONE = "violation: its handler committed by itself, and what came after that is lost"
@@ -78,6 +86,7 @@ VIOLATIONS: Final = frozenset(
         Verdict.CONFIRM_AFTER_CANCEL,
         Verdict.CONFIRM_SUSPENDED,
         Verdict.CANCEL_AFTER_CONFIRM,
+        Verdict.SETTLED_OTHERWISE,
         Verdict.OTHER_CALL,
         Verdict.HALF_DONE,
         Verdict.CONFIRM_UNTRIED,
@@ -100,6 +109,17 @@ TABLE: Final[dict[tuple[Phase, Status | None], Verdict]] = {
     (Phase.CANCEL, Status.COMMITTED): Verdict.CANCEL_AFTER_CONFIRM,
     (Phase.CANCEL, Status.ROLLBACKED): Verdict.DONE,
     (Phase.CANCEL, Status.SUSPENDED): Verdict.DONE,
+    # Nothing was tried here: SUSPENDED keeps it so, whichever way the branch was resolved.
+    (Phase.SETTLE_CONFIRMED, None): Verdict.SUSPEND,
+    (Phase.SETTLE_CONFIRMED, Status.TRIED): Verdict.SETTLE_COMMITTED,
+    (Phase.SETTLE_CONFIRMED, Status.COMMITTED): Verdict.DONE,
+    (Phase.SETTLE_CONFIRMED, Status.ROLLBACKED): Verdict.SETTLED_OTHERWISE,
+    (Phase.SETTLE_CONFIRMED, Status.SUSPENDED): Verdict.DONE,
+    (Phase.SETTLE_CANCELLED, None): Verdict.SUSPEND,
+    (Phase.SETTLE_CANCELLED, Status.TRIED): Verdict.SETTLE_ROLLBACKED,
+    (Phase.SETTLE_CANCELLED, Status.COMMITTED): Verdict.SETTLED_OTHERWISE,
+    (Phase.SETTLE_CANCELLED, Status.ROLLBACKED): Verdict.DONE,
+    (Phase.SETTLE_CANCELLED, Status.SUSPENDED): Verdict.DONE,
 }
 
 UNFINISHED: Final[dict[tuple[Phase, Status], Verdict]] = {
@@ -108,11 +128,13 @@ UNFINISHED: Final[dict[tuple[Phase, Status], Verdict]] = {
     (Phase.CANCEL, Status.TRIED): Verdict.RUN_CANCEL,
     (Phase.CONFIRM, Status.COMMITTED): Verdict.HALF_DONE,
     (Phase.CANCEL, Status.ROLLBACKED): Verdict.HALF_DONE,
+    (Phase.SETTLE_CONFIRMED, Status.COMMITTED): Verdict.SETTLE_COMMITTED,
+    (Phase.SETTLE_CANCELLED, Status.ROLLBACKED): Verdict.SETTLE_ROLLBACKED,
 }
 """The cells that differ where the row is committed, but the last statement of the call that wrote it never ran.
 
 Only a handler that commits behind the SDK's back can bring that about: some of its work stays, the rest is gone.
-That is never answered "done". A half done Try can still be cancelled; any more needs a person.
+That is never answered "done". A half done Try can still be cancelled; any more needs a person, who may settle it.
 """
 
 
@@ -123,6 +145,10 @@ EXTERNAL: Final[dict[tuple[Phase, Progress], Verdict]] = {
     (Phase.CONFIRM, Progress.LAPSED): Verdict.CONFIRM_UNTRIED,
     (Phase.CANCEL, Progress.LEASED): Verdict.TRY_RUNS,
     (Phase.CANCEL, Progress.LAPSED): Verdict.RUN_CANCEL,
+    (Phase.SETTLE_CONFIRMED, Progress.LEASED): Verdict.TRY_RUNS,
+    (Phase.SETTLE_CONFIRMED, Progress.LAPSED): Verdict.SETTLE_COMMITTED,
+    (Phase.SETTLE_CANCELLED, Progress.LEASED): Verdict.TRY_RUNS,
+    (Phase.SETTLE_CANCELLED, Progress.LAPSED): Verdict.SETTLE_ROLLBACKED,
 }
 """The cells of a row that is the intent of an external Try (rule C4): TRIED is committed before its handler runs.
 

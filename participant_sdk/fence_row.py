@@ -11,8 +11,13 @@ from participant_sdk.fence import Phase, Progress, Status
 from participant_sdk.payload import Payload
 from participant_sdk.steps import CallFailed
 
-MEETS_WITH: Final = {Phase.TRY: Status.TRIED, Phase.CANCEL: Status.SUSPENDED}
-"""What Try and Cancel insert where a branch has no row yet. Confirm inserts nothing."""
+MEETS_WITH: Final = {
+    Phase.TRY: Status.TRIED,
+    Phase.CANCEL: Status.SUSPENDED,
+    Phase.SETTLE_CONFIRMED: Status.SUSPENDED,
+    Phase.SETTLE_CANCELLED: Status.SUSPENDED,
+}
+"""What calls insert where a branch has no row yet. Confirm inserts nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class FenceRow:
 
 @dataclass(slots=True)
 class Meeting:
-    """What a call met: `row`, or None if the branch had none, which is then made (by Try and Cancel).
+    """What a call met: `row`, or None if the branch had none, which is then made (but not by Confirm).
 
     `now_ms` is the database's clock, read after the row was inserted; None if nothing was.
     """

@@ -61,8 +61,7 @@ def parse_json(data: bytes) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except _Infinite:
-        path = next(_infinite_paths(json.loads(data), ""), "")
-        raise PayloadError(path, "is a number that is too large") from None
+        raise PayloadError(_infinite_path(data), "is a number that is too large") from None
     except PayloadError:
         raise
     except RecursionError:
@@ -100,6 +99,13 @@ _reader: Final = json.JSONDecoder(
 
 class _Infinite(Exception):
     """There is a number that becomes infinite; where is looked for only then."""
+
+
+def _infinite_path(data: bytes) -> str:
+    try:
+        return next(_infinite_paths(json.loads(data), ""), "")
+    except (ValueError, RecursionError):  # more is wrong with it, further on
+        return ""
 
 
 def _infinite_paths(value: Any, path: str) -> Iterator[str]:

@@ -26,6 +26,7 @@ from participant_sdk.fence_tables import DEFAULT, FenceTables
 from participant_sdk.lanes import TaskLanes, ThreadLanes
 from participant_sdk.local_transaction import TRY_AGE_MAX_MS, Fence
 from participant_sdk.serve_attached import AsyncAttached, Attached, unary_trys_of
+from participant_sdk.service_inspection import Inspection, TaskInspection, ThreadInspection
 from participant_sdk.tried_memory import TriedMemory
 from participant_sdk.upkeep import DEFAULT as UPKEEP
 from participant_sdk.upkeep import PurgeReport, Report, ResolveReport, Upkeep
@@ -163,7 +164,8 @@ class Participant:
         def begin_upkeep(coordinator: str, upkeep: Upkeep) -> ThreadUpkeep:
             return ThreadUpkeep(coordinator, self._job(fence, upkeep), engine_fence, lanes)
 
-        return Attached(self.name, fence, lanes, server, streams_max, begin_upkeep, self._enlisting)
+        inspection = ThreadInspection(Inspection(self.name, fence), engine_fence)
+        return Attached(self.name, fence, lanes, server, streams_max, begin_upkeep, self._enlisting, inspection)
 
     async def add_to_server_async(self, server: grpc.aio.Server) -> AsyncAttached:
         """Add the participant to a `grpc.aio.server` that is not started yet; others may be on it, too.
@@ -182,7 +184,8 @@ class Participant:
         def begin_upkeep(coordinator: str, upkeep: Upkeep) -> TaskUpkeep:
             return TaskUpkeep(coordinator, self._job(fence, upkeep), engine_fence, lanes)
 
-        return AsyncAttached(self.name, fence, lanes, server, begin_upkeep, self._enlisting)
+        inspection = TaskInspection(Inspection(self.name, fence), engine_fence)
+        return AsyncAttached(self.name, fence, lanes, server, begin_upkeep, self._enlisting, inspection)
 
     def start(
         self,

@@ -15,6 +15,7 @@ from participant_sdk.lanes import TaskLanes, ThreadLanes
 from participant_sdk.local_transaction import Fence
 from participant_sdk.registration import TaskRegistration, ThreadRegistration, request_of
 from participant_sdk.service import TaskService, ThreadService
+from participant_sdk.service_inspection import TaskInspection, ThreadInspection
 from participant_sdk.upkeep import DEFAULT as UPKEEP
 from participant_sdk.upkeep import Upkeep, UpkeepState
 from participant_sdk.upkeep_loops import TaskUpkeep, ThreadUpkeep
@@ -40,6 +41,7 @@ class Attached:
         streams_max: int,
         begin_upkeep: Callable[[str, Upkeep], ThreadUpkeep],
         enlisting: ThreadEnlisting,
+        inspection: ThreadInspection,
     ) -> None:
         self.name = name
         self.fence_id = fence.fence_id
@@ -49,7 +51,8 @@ class Attached:
         self._upkeep: ThreadUpkeep | None = None
         self._enlisting = enlisting
         self._service = _thread_service_of(server)
-        self._service.add(name, fence.fence_id, lanes, streams_max, unary_trys_of(server, streams_max))
+        unary_trys_max = unary_trys_of(server, streams_max)
+        self._service.add(name, fence.fence_id, lanes, inspection, streams_max, unary_trys_max)
 
     def register(self, coordinator: str, address: str) -> ThreadRegistration:
         """Keep the participant registered at `coordinator` as reachable at `address`; both "host:port".
@@ -96,6 +99,7 @@ class AsyncAttached:
         server: grpc.aio.Server,
         begin_upkeep: Callable[[str, Upkeep], TaskUpkeep],
         enlisting: TaskEnlisting,
+        inspection: TaskInspection,
     ) -> None:
         self.name = name
         self.fence_id = fence.fence_id
@@ -105,7 +109,7 @@ class AsyncAttached:
         self._upkeep: TaskUpkeep | None = None
         self._enlisting = enlisting
         self._service = _task_service_of(server)
-        self._service.add(name, fence.fence_id, lanes)
+        self._service.add(name, fence.fence_id, lanes, inspection)
 
     def register(self, coordinator: str, address: str) -> TaskRegistration:
         """As `Attached.register`; call it in the event loop."""

@@ -23,8 +23,17 @@ from participant_sdk.errors import ConfigurationError
 from participant_sdk.exchange import TaskOutbox, ThreadOutbox
 from participant_sdk.fence import Phase
 from participant_sdk.lanes import TaskLanes, ThreadLanes
-from participant_sdk.service_messages import NO_WORKER, STILL_RUNNING, read_call, unary_wait, write_reply
-from tricord.v1 import participant_pb2, participant_pb2_grpc
+from participant_sdk.service_fence import TaskInspections, ThreadInspections
+from participant_sdk.service_inspection import TaskInspection, ThreadInspection
+from participant_sdk.service_messages import (
+    NO_WORKER,
+    STILL_RUNNING,
+    read_call,
+    settle_phase,
+    unary_wait,
+    write_reply,
+)
+from tricord.v1 import participant_pb2
 
 Lanes = TypeVar("Lanes", ThreadLanes, TaskLanes)
 
@@ -83,7 +92,7 @@ class Residents(Generic[Lanes]):
         return residents[name].fence_id if name in residents else _NO_FENCE
 
 
-class ThreadService(participant_pb2_grpc.ParticipantServiceServicer):
+class ThreadService(ThreadInspections):
     """ParticipantService on a `grpc.server`.
 
     An Exchange stream holds a worker thread of the server for its life, a unary call until its reply. So there are
@@ -91,6 +100,7 @@ class ThreadService(participant_pb2_grpc.ParticipantServiceServicer):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._residents: Residents[ThreadLanes] = Residents()
         self._streams_max = 0
         self._unary_trys_max: int | None = None
@@ -99,10 +109,19 @@ class ThreadService(participant_pb2_grpc.ParticipantServiceServicer):
         self._outboxes: set[ThreadOutbox] = set()
         self._ending = False
 
-    def add(self, name: str, fence_id: str, lanes: ThreadLanes, streams_max: int, unary_trys_max: int | None) -> None:
+    def add(
+        self,
+        name: str,
+        fence_id: str,
+        lanes: ThreadLanes,
+        inspection: ThreadInspection,
+        streams_max: int,
+        unary_trys_max: int | None,
+    ) -> None:
         """Serve one more participant. They share the streams: a coordinator opens one per address."""
         with self._lock:
             self._residents.add(name, fence_id, lanes)
+            self.inspections[name] = inspection
             if streams_max > self._streams_max:
                 self._streams_max, self._unary_trys_max = streams_max, unary_trys_max
 
@@ -127,6 +146,10 @@ class ThreadService(participant_pb2_grpc.ParticipantServiceServicer):
     def Cancel(self, request: participant_pb2.CancelRequest, context: Any) -> participant_pb2.CancelResponse:
         """See the contract."""
         return participant_pb2.CancelResponse(reply=self._unary(Phase.CANCEL, request.call, context))
+
+    def Settle(self, request: participant_pb2.SettleRequest, context: Any) -> participant_pb2.SettleResponse:
+        """See the contract."""
+        return participant_pb2.SettleResponse(reply=self._unary(settle_phase(request.call), request.call, context))
 
     def Exchange(
         self, request_iterator: Iterator[participant_pb2.ExchangeRequest], context: Any
@@ -192,17 +215,19 @@ class ThreadService(participant_pb2_grpc.ParticipantServiceServicer):
             return still_running
 
 
-class TaskService(participant_pb2_grpc.ParticipantServiceServicer):
+class TaskService(TaskInspections):
     """ParticipantService on a `grpc.aio.server`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._residents: Residents[TaskLanes] = Residents()
         self._outboxes: set[TaskOutbox] = set()
         self._ending = False
 
-    def add(self, name: str, fence_id: str, lanes: TaskLanes) -> None:
+    def add(self, name: str, fence_id: str, lanes: TaskLanes, inspection: TaskInspection) -> None:
         """Serve one more participant."""
         self._residents.add(name, fence_id, lanes)
+        self.inspections[name] = inspection
 
     async def Try(self, request: participant_pb2.TryRequest, context: Any) -> participant_pb2.TryResponse:
         """See the contract."""
@@ -215,6 +240,10 @@ class TaskService(participant_pb2_grpc.ParticipantServiceServicer):
     async def Cancel(self, request: participant_pb2.CancelRequest, context: Any) -> participant_pb2.CancelResponse:
         """See the contract."""
         return participant_pb2.CancelResponse(reply=await self._unary(Phase.CANCEL, request.call))
+
+    async def Settle(self, request: participant_pb2.SettleRequest, context: Any) -> participant_pb2.SettleResponse:
+        """See the contract."""
+        return participant_pb2.SettleResponse(reply=await self._unary(settle_phase(request.call), request.call))
 
     async def Exchange(
         self, request_iterator: AsyncIterator[participant_pb2.ExchangeRequest], context: Any

@@ -80,6 +80,12 @@ def read_call(
     )
 
 
+def settle_phase(message: participant_pb2.Call) -> Phase:
+    """The phase of a unary Settle: there are two, and a message of any other does not fit either."""
+    cancelled = message.phase == participant_pb2.PHASE_SETTLE_CANCELLED
+    return Phase.SETTLE_CANCELLED if cancelled else Phase.SETTLE_CONFIRMED
+
+
 def write_reply(call_id: int, reply: Reply, fence_id: str) -> participant_pb2.Reply:
     """The message of a reply."""
     message = participant_pb2.Reply(

@@ -21,11 +21,11 @@ class TransactionState(Enum):
     CONFIRMING = "CONFIRMING"
     """Decided: every branch will be confirmed."""
     CONFIRMED = "CONFIRMED"
-    """Every branch has been confirmed."""
+    """Every branch has been confirmed, unless the transaction is `mixed`."""
     CANCELLING = "CANCELLING"
     """Decided: every branch will be cancelled."""
     CANCELLED = "CANCELLED"
-    """Every branch has been cancelled."""
+    """Every branch has been cancelled, unless the transaction is `mixed`."""
 
     @property
     def finished(self) -> bool:
@@ -89,6 +89,10 @@ class Transaction:
     decided_at: datetime | None
     metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
     """What the initiator sent along."""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What people find it by."""
+    mixed: bool = False
+    """An operator has resolved a branch by hand against the decision: not every branch ended as `state` says."""
 
     @property
     def refusal(self) -> BranchRefusal | None:

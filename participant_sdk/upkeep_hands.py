@@ -30,8 +30,8 @@ AnyEngine = TypeVar("AnyEngine", "Engine", "AsyncEngine")
 _NO_TURN: Final = "other calls were writing to the database all the time"
 
 
-def _view_of(engine: AnyEngine) -> AnyEngine:
-    """The engine as the upkeep uses it: what it reads under PostgreSQL's SERIALIZABLE could make others' calls fail."""
+def view_of(engine: AnyEngine) -> AnyEngine:
+    """The engine for who mostly looks: what it reads under PostgreSQL's SERIALIZABLE could make others' calls fail."""
     if engine.dialect.name != "postgresql":
         return engine
     return engine.execution_options(isolation_level="READ COMMITTED")
@@ -48,7 +48,7 @@ class ThreadHands:
         execute: Callable[[IncomingCall], Reply],
     ) -> None:
         self._database = database
-        self._engine = _view_of(engine_fence.engine)
+        self._engine = view_of(engine_fence.engine)
         self._turn = engine_fence.turn
         self._execute = execute
         self._lookup = CoordinatorLookup(coordinator)
@@ -118,7 +118,7 @@ class TaskHands:
         execute: Callable[[IncomingCall], Awaitable[Reply]],
     ) -> None:
         self._database = database
-        self._engine = _view_of(engine_fence.engine)
+        self._engine = view_of(engine_fence.engine)
         self._turn = engine_fence.turn
         self._execute = execute
         self._lookup = AsyncCoordinatorLookup(coordinator)

@@ -84,19 +84,19 @@ class _Words:
     sign: str
     now_ms: str
     age_ms: str
+    """Of the time that is put in for `{}`."""
     prelude: str | None = None
 
 
 def _words_of(database: Database) -> _Words:
     if isinstance(database, Sqlite):
-        age_ms = "CAST((julianday('now') - julianday(modified_at)) * 86400000 AS INTEGER)"
+        age_ms = "CAST((julianday('now') - julianday({})) * 86400000 AS INTEGER)"
         return _Words(database.SIGN, database.NOW_MS, age_ms)
     if isinstance(database, MariaDb):
-        age_ms = "TIMESTAMPDIFF(MICROSECOND, modified_at, UTC_TIMESTAMP(6)) DIV 1000"
+        age_ms = "TIMESTAMPDIFF(MICROSECOND, {}, UTC_TIMESTAMP(6)) DIV 1000"
         return _Words(database.SIGN, database.NOW_MS, age_ms)
-    milliseconds = "(extract(epoch FROM {}) * 1000)::bigint"
-    age_ms = milliseconds.format("clock_timestamp() - modified_at")
-    return _Words("%s", milliseconds.format("clock_timestamp()"), age_ms, _BY_THE_KEY)
+    now_ms = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+    return _Words("%s", now_ms, "(extract(epoch FROM clock_timestamp() - {}) * 1000)::bigint", _BY_THE_KEY)
 
 
 class UpkeepSql:
@@ -108,7 +108,8 @@ class UpkeepSql:
         words = self._words = _words_of(database)
         log, sign, mine = database.log, words.sign, f"participant = {words.sign}"
         finished, lease_left = "finished_at IS NOT NULL", f"lease_until_ms - {words.now_ms}"
-        columns = f"xid, branch_id, status, {finished}, {words.age_ms}, {lease_left}"
+        age_ms = words.age_ms.format("modified_at")
+        columns = f"xid, branch_id, status, {finished}, {age_ms}, {lease_left}"
         self._clock = f"SELECT {words.now_ms}, (SELECT fence_id FROM {database.info})"
         self._end = f"SELECT xid FROM {log} WHERE xid > {sign} AND xid < {sign} ORDER BY xid LIMIT 1 OFFSET "
         self._rows = f"SELECT {columns} FROM {log} WHERE xid > {sign} AND xid <= {sign} AND {mine}"

@@ -12,6 +12,10 @@ USAGE = 2
 NOT_FOUND = 3
 CONFLICT = 4
 UNAVAILABLE = 5
+INTERRUPTED = 130
+"""By Ctrl-C, as shells have it."""
+FINDINGS = 6
+"""The doctor has found errors or warnings."""
 
 
 def fail(message: str, code: int = ERROR) -> NoReturn:

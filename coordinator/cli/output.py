@@ -1,12 +1,13 @@
-"""Tables for people."""
+"""Tables, and lengths of time, for people."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+_DAY_HOUR = (("d", 86_400), ("h", 3_600))
+_HOUR_MINUTE = (("h", 3_600), ("m", 60))
+_MINUTE_SECOND = (("m", 60), ("s", 1))
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Sequence[str] = ()) -> None:
@@ -14,6 +15,10 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Se
 
     A column in ``wraps`` that is empty in every row is left out.
     """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=10_000)
@@ -25,3 +30,27 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, wraps: Se
     for row in rows:
         table.add_row(*(row[n] for n in shown))
     console.print(table)
+
+
+def age_text(when: str) -> str:
+    """How long ago a time of ``time_text`` was, by this machine's clock; empty if there is none."""
+    if not when:
+        return ""
+    return length_text((datetime.now(UTC) - datetime.fromisoformat(when)).total_seconds())
+
+
+def length_text(seconds: float) -> str:
+    """A length of time for people, in one or two units: 850ms, 12s, 5m10s, 3h2m, 9d4h."""
+    if seconds < 1:
+        return f"{max(0, int(seconds * 1000))}ms"
+    whole = int(seconds)
+    for (large, per_large), (small, per_small) in (_DAY_HOUR, _HOUR_MINUTE, _MINUTE_SECOND):
+        if whole >= per_large:
+            rest = whole % per_large // per_small
+            return f"{whole // per_large}{large}{rest}{small}" if rest else f"{whole // per_large}{large}"
+    return f"{whole}s"
+
+
+def count_text(count: int, *, more: bool) -> str:
+    """A number; with a plus if it was counted up to a limit only."""
+    return f"{count}+" if more else str(count)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from .schema import transactions
+from .schema import labels, transactions
 
 ROWS_MAX = 500
 """Of one page: the local transaction that deletes them stays short."""
@@ -49,5 +49,7 @@ def purge_page(connection: sa.Connection, after: bytes, below: bytes, before_ms:
         return Page(0, last)
     finished = (t.c.wake_ms.is_(None), t.c.updated_ms < before_ms)
     free = sa.select(t.c.xid).where(t.c.xid.in_(old), *finished).order_by(t.c.xid).with_for_update(skip_locked=True)
-    deleted = connection.execute(t.delete().where(t.c.xid.in_(free.scalar_subquery())))
+    held = list(connection.execute(free).scalars())
+    connection.execute(labels.delete().where(labels.c.xid.in_(held)))
+    deleted = connection.execute(t.delete().where(t.c.xid.in_(held), *finished))
     return Page(deleted.rowcount, last)

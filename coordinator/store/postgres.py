@@ -11,6 +11,7 @@ Nothing here needs more than a PostgreSQL-compatible engine gives: no advisory l
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import weakref
@@ -45,6 +46,12 @@ _INSERT = """
               version, save_id, state, attention, wake_ms, updated_ms, progress)
     ON CONFLICT DO NOTHING RETURNING save_id
 """
+# One JSON object by xid, looked into for each row that was really inserted: a join would compare all with all.
+_INSERT_LABELS = """
+    INSERT INTO tricord_label (name, value, xid)
+    SELECT given.key, given.value, b.xid FROM b, jsonb_each_text(%t::jsonb -> encode(b.xid, 'hex')) AS given
+    ON CONFLICT DO NOTHING
+"""
 # The sorted lock comes first: an array update alone takes its locks in whatever order the join yields.
 _UPDATE = """
     UPDATE tricord_transaction t
@@ -60,9 +67,14 @@ _UPDATE = """
 _LOCK = "SELECT xid FROM tricord_transaction WHERE xid = ANY(%b::bytea[]) ORDER BY xid FOR UPDATE"
 
 _FLUSH_BEGINS = f"WITH b AS ({_INSERT}) SELECT count(*) FROM b"
+_FLUSH_LABELLED = f"WITH b AS ({_INSERT}, xid), l AS ({_INSERT_LABELS}) SELECT count(*) FROM b"
 _FLUSH_SAVES = f"WITH locked AS MATERIALIZED ({_LOCK}), s AS ({_UPDATE}) SELECT count(*) FROM s"
 _FLUSH_BOTH = (
     f"WITH b AS ({_INSERT}), locked AS MATERIALIZED ({_LOCK}), s AS ({_UPDATE}) "
+    "SELECT (SELECT count(*) FROM b) + (SELECT count(*) FROM s)"
+)
+_FLUSH_LABELLED_BOTH = (
+    f"WITH b AS ({_INSERT}, xid), l AS ({_INSERT_LABELS}), locked AS MATERIALIZED ({_LOCK}), s AS ({_UPDATE}) "
     "SELECT (SELECT count(*) FROM b) + (SELECT count(*) FROM s)"
 )
 # Locking, so that it waits for whoever is still writing these rows: a plain read would prove nothing (protocol A1).
@@ -180,9 +192,12 @@ class PostgresBackend:
         begins = sorted(batch.begins, key=_by_key)
         saves = sorted(batch.saves, key=_by_xid)
         if begins and saves:
-            statement, values = _FLUSH_BOTH, [*_begin_arrays(begins), *_save_arrays(saves)]
+            labels = _labels(batch)
+            statement = _FLUSH_LABELLED_BOTH if labels else _FLUSH_BOTH
+            values = [*_begin_arrays(begins), *labels, *_save_arrays(saves)]
         elif begins:
-            statement, values = _FLUSH_BEGINS, _begin_arrays(begins)
+            labels = _labels(batch)
+            statement, values = _FLUSH_LABELLED if labels else _FLUSH_BEGINS, [*_begin_arrays(begins), *labels]
         else:
             statement, values = _FLUSH_SAVES, _save_arrays(saves)
         row = connection.execute(statement, values, prepare=True).fetchone()
@@ -335,6 +350,13 @@ def _begin_arrays(rows: Sequence[Row]) -> list[Any]:
     columns = [list(column) for column in zip(*rows, strict=True)]
     columns[10] = [wake_ms or 0 for wake_ms in columns[10]]  # an array with NULLs in it has no binary type of its own
     return columns
+
+
+def _labels(batch: Batch) -> list[str]:
+    """The value of ``_INSERT_LABELS``; none where no begin has labels."""
+    if not batch.labels:
+        return []
+    return [json.dumps({xid.hex(): dict(labels) for xid, labels in batch.labels.items()})]
 
 
 def _save_arrays(rows: Sequence[Row]) -> list[Any]:

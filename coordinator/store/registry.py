@@ -114,6 +114,14 @@ def read_all(connection: sa.Connection) -> Sequence[KnownParticipant]:
     return participants
 
 
+def read_heard(connection: sa.Connection) -> Mapping[tuple[str, str], int]:
+    """When each registered instance, by name and address, was last heard of."""
+    return {
+        (row.name, row.address): row.seen_ms
+        for row in connection.execute(sa.select(_A.c.name, _A.c.address, _A.c.seen_ms))
+    }
+
+
 def register(connection: sa.Connection, row: ParticipantRow, now_ms: int, *, replace_fence: bool) -> Refused | None:
     """Store an instance, or that it was heard of; or nothing, and what stands in the way."""
     stored = _read(connection, row.name)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
+
+    from ..filters_tree import Node
 
 
 class Row(NamedTuple):
@@ -33,11 +36,18 @@ class Row(NamedTuple):
     progress: bytes = b""
 
 
+Labels = Mapping[bytes, Sequence[tuple[str, str]]]
+"""Names and values, by xid; a transaction without labels is absent."""
+NO_LABELS: Labels = MappingProxyType({})
+
+
 class Batch(NamedTuple):
     """What one flush writes: at most one row per xid."""
 
     begins: Sequence[Row]
     saves: Sequence[Row]
+    labels: Labels = NO_LABELS
+    """Of begins; written with those of them that are really inserted."""
 
 
 class PutOff(NamedTuple):
@@ -86,13 +96,15 @@ class ParticipantRow(NamedTuple):
 
 
 class ListFilter(NamedTuple):
-    """Which transactions an operator wants to see; newest first."""
+    """Which transactions an operator wants to see, in the order of their creation."""
 
-    states: Sequence[int] = ()
-    created_before_ms: int | None = None
-    participant: str = ""
-    before_xid: bytes | None = None
-    """Only those older than this one: the keyset of the next page."""
+    matching: Node | None = None
+    """All that may match it: what only a row's body tells is for the caller to look at. None: all."""
+    now_ms: int = 0
+    """What ages are counted from."""
+    oldest_first: bool = False
+    beyond_xid: bytes | None = None
+    """Only those that come after this one: the keyset of the next page."""
     limit: int = 50
 
 

@@ -27,6 +27,7 @@ _COLUMNS = ", ".join(Row._fields)
 _INSERT = (
     f"INSERT INTO tricord_transaction ({_COLUMNS}) VALUES ({', '.join('?' * len(Row._fields))}) ON CONFLICT DO NOTHING"
 )
+_LABEL = "INSERT INTO tricord_label (name, value, xid) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 _UPDATE = (
     "UPDATE tricord_transaction SET participants = coalesce(?, participants), format = ?, version = ?, save_id = ?, "
     "state = ?, attention = ?, wake_ms = ?, updated_ms = ?, progress = ? WHERE xid = ? AND version = ?"
@@ -119,6 +120,8 @@ class SqliteBackend:
         try:
             for row in batch.begins:
                 stored = connection.execute(_INSERT, (*row[:2], row.key or None, *row[3:])).rowcount
+                if stored and row.xid in batch.labels:
+                    connection.executemany(_LABEL, [(*label, row.xid) for label in batch.labels[row.xid]])
                 standing.append(None if stored else self._holder(connection, row))
             for row in batch.saves:
                 values = (row.participants or None, *row[5:], row.xid, row.version - 1)

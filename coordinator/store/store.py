@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -19,8 +19,9 @@ from typing import TypeVar
 import sqlalchemy as sa
 import structlog
 
-from ..model import FORMAT, State
-from . import registry, schema
+from ..model import FORMAT
+from . import audit, open_rows, registry, schema
+from .filtering import list_rows
 from .history import Page, purge_page
 from .identity import store_identity
 from .rows import (
@@ -86,6 +87,8 @@ class Store:
         """The xids that ``open`` gave attention, because the database's history has changed."""
         self.format = 1
         """The highest row format that this program may write here, as last heard."""
+        self.revision = ""
+        """The schema's revision, likewise."""
         self._format_read_s = 0.0
         self.answered_s = time.monotonic()
         """When the store last gave a good answer, by the monotonic clock; threads write it."""
@@ -171,6 +174,7 @@ class Store:
         if stand.oldest_program > FORMAT:
             _log.error("store.program_too_old", hint="the store was migrated past this program; start a newer one")
         self.format = min(stand.format, FORMAT)
+        self.revision = stand.revision
 
     def _flush(self, batch: Batch) -> list[Row | RowRejected | None]:
         pause_s = _PAUSE_S_MIN
@@ -202,7 +206,9 @@ class Store:
         middle = len(rows) // 2
         standing: list[Row | RowRejected | None] = []
         for half in (rows[:middle], rows[middle:]):
-            standing += self._flush(Batch([r for r, new in half if new], [r for r, new in half if not new]))
+            begins, saves = [r for r, new in half if new], [r for r, new in half if not new]
+            labels = {row.xid: batch.labels[row.xid] for row in begins if row.xid in batch.labels}
+            standing += self._flush(Batch(begins, saves, labels))
         return standing
 
     def _claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None) -> Claim:
@@ -249,31 +255,36 @@ class Store:
         return await self._run(read)
 
     async def list(self, which: ListFilter) -> Sequence[Row]:
-        """Transactions, newest first."""
-        t = schema.transactions
-        found = sa.select(t.c.xid).order_by(t.c.xid.desc()).limit(which.limit)
-        if which.states:
-            found = found.where(t.c.state.in_(which.states))
-            if not any(State(state).finished for state in which.states):
-                found = found.where(t.c.wake_ms.is_not(None))  # by the index that has no finished ones in it
-        if which.created_before_ms is not None:
-            found = found.where(t.c.created_ms <= which.created_before_ms)
-        if which.participant:
-            found = found.where(t.c.participants.contains(f",{which.participant},", autoescape=True))
-        if which.before_xid is not None:
-            found = found.where(t.c.xid < which.before_xid)
-        # First which ones, then all of them: whole rows are wide, and would be sorted.
-        page = found.subquery()
-        query = sa.select(t).join(page, t.c.xid == page.c.xid).order_by(t.c.xid.desc())
-        return await self._run(lambda connection: [_row(found) for found in connection.execute(query)])
+        """Transactions in the order of their creation."""
+        return await self._run(lambda connection: [_row(found) for found in list_rows(connection, which)])
+
+    async def count_open(self) -> open_rows.OpenRows:
+        """Open transactions by kind, counted up to a limit."""
+        return await self._run(lambda connection: open_rows.read(connection, self.now_ms()))
 
     async def purge_page(self, after: bytes, below: bytes, before_ms: int) -> Page:
         """Delete finished rows of one page of old ones; see ``history``."""
         return await self._run(lambda connection: purge_page(connection, after, below, before_ms))
 
+    async def add_audit(self, rows: Sequence[audit.AuditRow]) -> None:
+        """Add records of what operators do, durably, all or none; see ``audit``."""
+        await self._run(lambda connection: audit.append(connection, rows))
+
+    async def audit(self, which: audit.AuditFilter) -> Sequence[audit.AuditRow]:
+        """Records of what operators did, newest first."""
+        return await self._run(lambda connection: audit.read_page(connection, which))
+
+    async def within(self, work: Callable[[sa.Connection], _T]) -> _T:
+        """Run ``work`` in one local transaction of its own, again while the database says that it may succeed."""
+        return await self._run(work)
+
     async def participants(self) -> Sequence[registry.KnownParticipant]:
         """All participants."""
         return await self._run(registry.read_all)
+
+    async def heard(self) -> Mapping[tuple[str, str], int]:
+        """When each instance, by name and address, was last heard of, by the store's clock in milliseconds."""
+        return await self._run(registry.read_heard)
 
     async def register(self, row: ParticipantRow, *, replace_fence: bool) -> registry.Refused | None:
         """Store an instance of a participant, or that it was heard of; or nothing, and what stands in the way."""

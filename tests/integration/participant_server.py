@@ -132,6 +132,9 @@ class ParticipantServer(participant_pb2_grpc.ParticipantServiceServicer):
     def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         return pb.CancelResponse(reply=self._alone(request.call, context))
 
+    def Settle(self, request: pb.SettleRequest, context: Context) -> pb.SettleResponse:
+        return pb.SettleResponse(reply=self._alone(request.call, context))
+
     def Exchange(self, request_iterator: Iterator[pb.ExchangeRequest], context: Context) -> Iterator[Any]:
         if not self._exchange:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "no Exchange here")
@@ -145,6 +148,14 @@ class ParticipantServer(participant_pb2_grpc.ParticipantServiceServicer):
             yield pb.ExchangeResponse(replies=[reply])
         self._break.remove(replies)
         context.abort(grpc.StatusCode.INTERNAL, "broken by the test")
+
+    def GetFence(self, request: pb.GetFenceRequest, context: Context) -> pb.GetFenceResponse:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "no GetFence here")
+        raise AssertionError("unreachable")
+
+    def ListBranches(self, request: pb.ListBranchesRequest, context: Context) -> pb.ListBranchesResponse:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "no ListBranches here")
+        raise AssertionError("unreachable")
 
     # --- how -----------------------------------------------------------------------------------------------
 

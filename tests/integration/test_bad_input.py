@@ -216,14 +216,15 @@ WRONG_LISTS: dict[str, tuple[operator_pb2.ListRequest, str]] = {
     "page size": (operator_pb2.ListRequest(page_size=1_001), "page_size"),
     "token": (operator_pb2.ListRequest(page_token="nonsense"), "page_token"),
     "token not base64": (operator_pb2.ListRequest(page_token="!§"), "page_token"),
-    "token of another version": (operator_pb2.ListRequest(page_token="Ag" + "A" * 32), "page_token"),
+    "token of another version": (operator_pb2.ListRequest(page_token="AQ" + "A" * 32), "page_token"),
     "long token": (operator_pb2.ListRequest(page_token="A" * 100_000), "page_token"),
-    "state": (operator_pb2.ListRequest(states=[9]), "states[0]"),  # type: ignore[list-item]
-    "unspecified state": (operator_pb2.ListRequest(states=[0, 1]), "states[0]"),  # type: ignore[list-item]
-    "negative age": (operator_pb2.ListRequest(older_than=Duration(seconds=-5)), "older_than"),
-    "age beyond all": (operator_pb2.ListRequest(older_than=Duration(seconds=2**63 - 1)), "older_than"),
-    "participant": (operator_pb2.ListRequest(participant="a\nb"), "participant"),
-    "long participant": (operator_pb2.ListRequest(participant="p" * 65), "participant"),
+    "state": (operator_pb2.ListRequest(filter="state = DONE"), "filter"),
+    "no age": (operator_pb2.ListRequest(filter="age > -5s"), "filter"),
+    "participant": (operator_pb2.ListRequest(filter='participant = "a\nb"'), "filter"),
+    "long participant": (operator_pb2.ListRequest(filter=f"participant = {'p' * 65}"), "filter"),
+    "long filter": (operator_pb2.ListRequest(filter=" " * 1_001), "filter"),
+    "order": (operator_pb2.ListRequest(order_by="update_time"), "order_by"),
+    "long order": (operator_pb2.ListRequest(order_by="é" * 100_000), "order_by"),
 }
 
 

@@ -24,11 +24,7 @@ from .scene import Call, Reply, Scene, finished
 
 MIB = 1024 * 1024
 PATIENT: dict[str, Any] = {"timeout_ms": 3_000_000, "call_timeout_ms": 1_000_000, "lease_ms": 2_000_000}
-UNFINISHED = [
-    types_pb2.TRANSACTION_STATE_TRYING,
-    types_pb2.TRANSACTION_STATE_CONFIRMING,
-    types_pb2.TRANSACTION_STATE_CANCELLING,
-]
+UNFINISHED = "state = TRYING OR state = CONFIRMING OR state = CANCELLING"
 
 
 @pytest.fixture
@@ -82,7 +78,7 @@ def test_what_is_beyond_the_bound_is_rejected_and_asked_again(
         go_on.set()
     for xid in rejected:
         assert states(finished(stub, xid=xid)) == ["CONFIRMED", "CONFIRMED"]
-    unfinished = operator_pb2.ListRequest(states=UNFINISHED)
+    unfinished = operator_pb2.ListRequest(filter=UNFINISHED)
     eventually("all have ended", lambda: not operator.List(unfinished, timeout=CALL_S).transactions)
     calls = Counter((seen.call.xid, seen.phase) for seen in scene.bank.seen())
     assert calls == Counter({(xid, phase): 1 for xid in xids for phase in ("TRY", "CONFIRM")})

@@ -7,6 +7,7 @@ from pathlib import Path
 from coordinator.codec import new_row, transaction
 from coordinator.delivery import Delivery
 from coordinator.engine import Engine, Until
+from coordinator.filters import parse
 from coordinator.ids import new_xid
 from coordinator.machine import begin
 from coordinator.model import BranchSpec, BranchStatus, Policy, Spec, State, Step, Transaction
@@ -67,10 +68,10 @@ async def test_they_cost_little_and_all_come_when_it_is_back(tmp_path: Path) -> 
             for tx in others:
                 assert (await engine.wait(tx, Until.FINISHED, END_S)).state is State.CONFIRMED
             await asyncio.wait_for(delivery.many.wait(), END_S)
-            assert await store.list(ListFilter((State.CONFIRMED,), participant="gone")) == []
+            assert await store.list(ListFilter(parse("state = CONFIRMED AND participant = gone"))) == []
             with gone:
                 async with asyncio.timeout(END_S):
-                    while left := await store.list(ListFilter((State.CONFIRMING,), limit=1)):
+                    while left := await store.list(ListFilter(parse("state = CONFIRMING"), limit=1)):
                         await engine.wait(transaction(left[0]), Until.FINISHED, END_S)
                 assert set(Counter(seen.call.xid for seen in gone.seen("CONFIRM")).values()) == {1}
     finally:

@@ -250,19 +250,22 @@ class TestList:
     def test_filters_and_order(self, listed: tuple[CoordinatorProcess, list[str]]) -> None:
         coordinator, xids = listed
 
-        def found(**filters: object) -> list[str]:
-            request = operator_pb2.ListRequest(**filters)  # type: ignore[arg-type]
+        def found(filter_: str = "", order_by: str = "") -> list[str]:
+            request = operator_pb2.ListRequest(filter=filter_, order_by=order_by)
             return [tx.xid for tx in coordinator.operator_service().List(request, timeout=CALL_S).transactions]
 
         assert found() == xids[::-1]
-        assert found(participant="shop") == xids[:1]
-        assert found(states=[types_pb2.TRANSACTION_STATE_CANCELLED]) == xids[5:0:-2]
-        both = [types_pb2.TRANSACTION_STATE_CANCELLED, types_pb2.TRANSACTION_STATE_CONFIRMED]
-        assert found(states=both, participant="bank") == xids[::-1]
-        assert found(states=[types_pb2.TRANSACTION_STATE_TRYING]) == []
-        old = operator_pb2.ListRequest()
-        old.older_than.FromSeconds(3_600)
-        assert not coordinator.operator_service().List(old, timeout=CALL_S).transactions
+        assert found(order_by="create_time desc") == xids[::-1]
+        assert found(order_by="create_time") == found(order_by=" create_time  asc ") == xids
+        assert found("participant = shop") == found('participant = "shop"', "create_time") == xids[:1]
+        assert found("state = CANCELLED") == xids[5:0:-2]
+        assert found("state = CANCELLED OR state = CONFIRMED AND participant = bank") == xids[::-1]
+        assert found("state = TRYING") == []
+        assert found("age >= 1h") == []
+        assert found("action = debit") == found("action = bank.debit") == xids[::-1]
+        assert found("action = shop.debit") == xids[:1]
+        assert found("NOT action = shop.debit AND state = CONFIRMED") == xids[:1:-2]
+        assert found("age < 1h AND NOT participant = shop") == xids[:0:-1]
 
     def test_pages(self, listed: tuple[CoordinatorProcess, list[str]]) -> None:
         coordinator, xids = listed
@@ -270,7 +273,7 @@ class TestList:
         seen, token, pages = [], "", 0
         while pages == 0 or token:
             page = operator.List(
-                operator_pb2.ListRequest(page_size=3, page_token=token, participant="bank"), timeout=CALL_S
+                operator_pb2.ListRequest(page_size=3, page_token=token, filter="participant = bank"), timeout=CALL_S
             )
             seen += [tx.xid for tx in page.transactions]
             token, pages = page.next_page_token, pages + 1
@@ -280,10 +283,12 @@ class TestList:
     def test_a_token_belongs_to_its_filters(self, listed: tuple[CoordinatorProcess, list[str]]) -> None:
         operator = listed[0].operator_service()
         token = operator.List(operator_pb2.ListRequest(page_size=2), timeout=CALL_S).next_page_token
-        other = operator_pb2.ListRequest(page_size=2, page_token=token, participant="bank")
-        error = refused(operator.List, other)
-        assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
-        assert error.fields == {"page_token": "belongs to a list with other filters"}
+        for other in ({"filter": "participant = bank"}, {"order_by": "create_time"}):
+            error = refused(operator.List, operator_pb2.ListRequest(page_size=2, page_token=token, **other))
+            assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
+            assert error.fields == {"page_token": "belongs to a request with other filters"}
+        same = operator_pb2.ListRequest(page_size=3, page_token=token, filter="  ", order_by="create_time desc")
+        assert [tx.xid for tx in operator.List(same, timeout=CALL_S).transactions] == listed[1][4:1:-1]
 
     def test_large_transactions_can_be_listed(self, tmp_path: Path) -> None:
         """A page of legal transactions must fit through, whatever their payloads' size."""

@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 from participant_sdk.call import Outcome
 from participant_sdk.fence import Phase, Status
 
+PHASES: Final = (Phase.TRY, Phase.CONFIRM, Phase.CANCEL)
+"""What races: nothing is resolved by hand here."""
 NEVER: Final = float("inf")
 SUSPENDED_REASON: Final = "suspended"
 

@@ -18,7 +18,7 @@ from tests.races.actor import Actor, Clock, TimedCall
 from tests.races.bank import Bank
 from tests.races.faults import Traps
 from tests.races.handlers import AUTHORISE, MOVE, Move
-from tests.races.model import Seen
+from tests.races.model import PHASES, Seen
 from tests.races.schedule import Runner, Schedule
 from tests.races.stories import Before, Story
 from tests.races.verdict import sight_violations, violations
@@ -141,7 +141,7 @@ class Round:
         if not decided:
             decided = [Phase.CONFIRM if Phase.TRY in done and self._rng.random() < 0.5 else Phase.CANCEL]
         self._alone(branch_id, decided[0], "finally: ")
-        self._alone(branch_id, self._rng.choice(list(Phase)), "once more: ")
+        self._alone(branch_id, self._rng.choice(PHASES), "once more: ")
 
     # --- the race ---
 

@@ -11,6 +11,7 @@ from typing import Final
 from participant_sdk.fence import Phase
 from tests.races import faults
 from tests.races.faults import Fault
+from tests.races.model import PHASES
 
 SWITCHES: Final = (0.0, 0.15, 0.5, 1.0)
 
@@ -26,7 +27,7 @@ class Kind:
         return f"{self.phase.name.capitalize()}{chr(39) if self.repeated else ''}"
 
 
-KINDS: Final = tuple(Kind(phase, repeated) for phase in Phase for repeated in (False, True))
+KINDS: Final = tuple(Kind(phase, repeated) for phase in PHASES for repeated in (False, True))
 MEETINGS: Final = tuple(meeting for size in (2, 3) for meeting in itertools.combinations(KINDS, size))
 """Every pair and every triple of them."""
 
@@ -190,7 +191,7 @@ def _before(meeting: tuple[Kind, ...], rng: random.Random) -> tuple[Before, ...]
     first = {kind.phase for kind in meeting if not kind.repeated}
     repeated = {kind.phase for kind in meeting if kind.repeated}
     sent = []
-    for phase in Phase:
+    for phase in PHASES:
         if phase in first or (phase not in repeated and (phase is not Phase.TRY or rng.random() < 0.15)):
             continue
         fate = rng.random()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from coordinator.machine import begin
 from coordinator.model import BranchSpec, Joined, Outcome, Phase, Policy, Reply, Spec, State
-from coordinator.orders import AddBranch, Cancel, Confirm, Order, Renew, Report
+from coordinator.orders import AddBranch, Cancel, Confirm, OperatorCancel, Order, Renew, Report, Resolve, Retry
 
 from .world import Answer, World, row_text
 
@@ -119,6 +119,11 @@ _ORDERS: dict[str, Callable[..., Order]] = {
     r"confirm([\d ]*)": lambda ids: Confirm(frozenset(map(int, ids.split()))),
     r"cancel ?(.*)": Cancel,
     r"renew for (\w+)": lambda span: Renew(_ms(span)),
+    r"retry(?: (\S+))?": lambda participant: Retry(participant or ""),
+    r"record for (\S+) that (\d) was (confirmed|cancelled) by hand": lambda actor, branch, how: Resolve(
+        int(branch), how == "confirmed", actor, "by hand"
+    ),
+    r"stop it for (\S+) because (.*)": OperatorCancel,
 }
 
 
@@ -222,8 +227,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     r"policy (\w+) (\d+)": _policy,
     r"begin( ordered)? timeout (\w+)(?: xid (\w+))?((?: \S+\.\S+)*)": _begin,
     r"begin interactive timeout (\w+)": _begin_interactive,
-    r"(c\d) is asked to (.*)": _asked,  # what an initiator or a participant wants of the stored transaction
-    r"branch (\d) (try|confirm|cancel)(?: for (c\d))?: (.*)": _answers,
+    r"(c\d) is asked to (.*)": _asked,  # what somebody wants of the stored transaction
+    r"branch (\d) (try|confirm|cancel|settle_confirmed|settle_cancelled)(?: for (c\d))?: (.*)": _answers,
     rf"{_C} drives": _drives,  # the row as it stands, claimed or not
     rf"{_C} claims": _claims,  # if its wake has come
     rf"{_C} scans": _scans,  # claims by itself from now on, whenever it drives nothing

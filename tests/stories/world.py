@@ -16,7 +16,7 @@ from typing import NamedTuple
 from coordinator.flow import drive
 from coordinator.machine import TRANSITIONS
 from coordinator.model import Attention, Call, Outcome, Payload, Phase, Policy, Refusal, Reply, State, Transaction
-from coordinator.orders import AddBranch, Cancel, Confirm, Denied, Order, Renew, Report
+from coordinator.orders import AddBranch, Cancel, Confirm, Denied, OperatorCancel, Order, Renew, Report, Resolve, Retry
 
 SAVE_MS = 2
 """How long a save takes."""
@@ -317,7 +317,7 @@ class World:
         """A call leaves; what comes of it is in the script, and by its time-out at the latest it is UNKNOWN."""
         if (tx.version, tx.save_id) not in self.store.durable:
             raise BrokenPromise(f"a call leaves from v{tx.version}, which was never saved")
-        if call.phase is not Phase.TRY:
+        if call.phase in (Phase.CONFIRM, Phase.CANCEL):
             self._phase2.add(call.phase)
         if len(self._phase2) > 1:
             raise BrokenPromise("Confirm and Cancel both left for one transaction")
@@ -385,6 +385,8 @@ def row_text(tx: Transaction) -> str:
             text += f"(failed {step.attempts}, next {step.next_ms})"
         steps.append(text)
     flagged = "" if tx.attention is Attention.NONE else f"  !{tx.attention.name}"
+    if tx.mixed:
+        flagged += "  MIXED"
     return f"v{tx.version} {tx.state.name}  {' '.join(steps)}  wake {tx.wake_ms}{flagged}"
 
 
@@ -403,6 +405,12 @@ def _order(order: Order) -> str:
             return f"cancel ({reason})" if reason else "cancel"
         case Renew(timeout_ms):
             return f"renew for {timeout_ms} ms"
+        case OperatorCancel(actor, reason):
+            return f"stop it for {actor} because {reason}"
+        case Retry(participant):
+            return f"retry {participant}".rstrip()
+        case Resolve(branch_id, confirmed, actor):
+            return f"record for {actor} that {branch_id} was {'confirmed' if confirmed else 'cancelled'} by hand"
     raise AssertionError(f"no such order: {order}")
 
 

@@ -151,6 +151,25 @@ def test_the_more_are_owed_the_longer_each_waits(clocked: Clocked) -> None:
     assert clocked.breaker.longest_ms(OPEN_MS_MAX) == OPEN_MS_MAX
 
 
+def test_when_somebody_says_that_it_is_back_calls_go_until_one_fails(clocked: Clocked) -> None:
+    clocked.breaker.trust()
+    assert clocked.breaker.spotless
+    for how in (lambda: clocked.fail(1), lambda: clocked.breaker.timed_out(SILENT_MS_MIN, "no answer")):
+        clocked.fail()
+        clocked.breaker.book(60 * RETURNS_PER_S)
+        clocked.breaker.trust()
+        assert clocked.state() is BreakerState.CLOSED
+        how()
+        assert clocked.state() is BreakerState.OPEN
+        assert not clocked.breaker.crowded()
+        clocked.breaker.answered()
+    clocked.fail()
+    clocked.breaker.trust()
+    clocked.breaker.answered()
+    clocked.fail(FAILURES_MAX - 1)
+    assert clocked.state() is BreakerState.CLOSED
+
+
 def test_a_crowd_is_not_looked_at_while_it_is_open_but_for_a_probe(clocked: Clocked) -> None:
     few = int(RETURNS_PER_S * CROWD_MS / 1000)
     clocked.breaker.book(few + 1)

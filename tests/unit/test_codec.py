@@ -3,12 +3,15 @@
 import msgspec
 import pytest
 
-from coordinator.codec import UnreadableRow, new_row, transaction
+from coordinator.codec import UnreadableRow, format_of, new_row, saved_row, transaction
 from coordinator.model import (
     Attention,
     BranchSpec,
     BranchStatus,
+    Joined,
     Payload,
+    Resolution,
+    Seen,
     Spec,
     State,
     Step,
@@ -61,11 +64,31 @@ def test_metadata_comes_back() -> None:
     assert row._replace(body=b"") == OLD_ROW._replace(body=b"")
 
 
+def test_what_was_resolved_by_hand_comes_back_in_format_3() -> None:
+    resolved = (Resolution(2, False, "alice", "paid back by hand", 1_700_000_000_850, True),)
+    tx = OLD._replace(resolved=resolved)
+    row = new_row(tx)
+    assert (row.format, format_of(OLD)) == (3, 1)
+    assert transaction(row) == tx
+    assert (tx.mixed, tx.resolution_of(1), tx.resolution_of(0)) == (True, resolved[0], None)
+    enlisted = tx._replace(joined=(Joined("k"),), seen=(Seen(1, 2),), sealed=False, renewed_ms=9)
+    assert transaction(new_row(enlisted)).resolved == resolved
+
+
 def test_a_program_of_before_refuses_what_it_would_lose() -> None:
     """It reads the row as its own code did, and must not send calls without their metadata."""
     body = new_row(OLD._replace(spec=OLD.spec._replace(metadata=METADATA))).body
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(body, type=tuple[int, tuple[BranchSpec, ...]])
+
+
+def test_labels_come_back_and_need_format_3() -> None:
+    for spec in (OLD.spec, OLD.spec._replace(metadata=METADATA, ordered=True)):
+        tx = OLD._replace(spec=spec._replace(labels=(("order", "42"),)))
+        row = new_row(tx)
+        assert transaction(row) == tx
+        assert (row.format, saved_row(tx).format) == (3, 3)
+        assert format_of(OLD._replace(spec=spec)) < 3
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ ALLOWED = {
     (State.TRYING, Event.REFUSED): State.CANCELLING,
     (State.TRYING, Event.DEADLINE): State.CANCELLING,
     (State.TRYING, Event.INITIATOR): State.CANCELLING,
+    (State.TRYING, Event.OPERATOR): State.CANCELLING,
     (State.TRYING, Event.NOT_NAMED): State.CANCELLING,
     (State.CONFIRMING, Event.ALL_CONFIRMED): State.CONFIRMED,
     (State.CANCELLING, Event.ALL_CANCELLED): State.CANCELLED,

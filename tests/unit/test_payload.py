@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from participant_sdk.call import fingerprint
+from participant_sdk.json_text import parse_json
 from participant_sdk.payload import Payload, PayloadError, UnsupportedType, codec_for, decode_untyped, encode
 from tricord.v1 import types_pb2
 
@@ -179,6 +180,12 @@ def test_deep_nesting_is_an_error_and_not_a_crash() -> None:
     deep = '{"name":"a","children":[' * 5_000 + "]}" * 5_000
     with pytest.raises(PayloadError, match="nested too deeply"):
         read(Tree, deep)
+
+
+@pytest.mark.parametrize("rest", [b"\0", b"x", b", NaN", b"[" * 100_000])
+def test_an_infinite_number_with_more_wrong_behind_it_is_refused(rest: bytes) -> None:
+    with pytest.raises(PayloadError, match="is a number that is too large"):
+        parse_json(b"1E310" + rest)
 
 
 def test_infinite_numbers_are_refused() -> None:

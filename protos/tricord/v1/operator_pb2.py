@@ -23,24 +23,81 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from tricord.v1 import types_pb2 as tricord_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tricord/v1/operator.proto\x12\ntricord.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16tricord/v1/types.proto\"\xa6\x01\n\x0bListRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12,\n\x06states\x18\x03 \x03(\x0e\x32\x1c.tricord.v1.TransactionState\x12-\n\nolder_than\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bparticipant\x18\x05 \x01(\t\"V\n\x0cListResponse\x12-\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x17.tricord.v1.Transaction\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"(\n\x19OperatorServiceGetRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\"J\n\x1aOperatorServiceGetResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction2\xa2\x01\n\x0fOperatorService\x12\x39\n\x04List\x12\x17.tricord.v1.ListRequest\x1a\x18.tricord.v1.ListResponse\x12T\n\x03Get\x12%.tricord.v1.OperatorServiceGetRequest\x1a&.tricord.v1.OperatorServiceGetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tricord/v1/operator.proto\x12\ntricord.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tricord/v1/types.proto\"V\n\x0bListRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\x12\x10\n\x08order_by\x18\x04 \x01(\t\"V\n\x0cListResponse\x12-\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x17.tricord.v1.Transaction\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"(\n\x19OperatorServiceGetRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\"\x91\x01\n\x1aOperatorServiceGetResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\x12)\n\x07history\x18\x02 \x03(\x0b\x32\x18.tricord.v1.HistoryEvent\x12\x1a\n\x12history_incomplete\x18\x03 \x01(\x08\"f\n\x0cHistoryEvent\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\":\n\x0cRetryRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"=\n\rRetryResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"\xac\x01\n\x10RetryManyRequest\x12\x13\n\x0bparticipant\x18\x01 \x01(\t\x12,\n\x06states\x18\x02 \x03(\x0e\x32\x1c.tricord.v1.TransactionState\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x12\r\n\x05\x61\x63tor\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\"P\n\x11RetryManyResponse\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x13\n\x0b\x66\x61iled_xids\x18\x02 \x03(\t\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"J\n\x1cOperatorServiceCancelRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"M\n\x1dOperatorServiceCancelResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"\x80\x01\n\x0eResolveRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x11\n\tbranch_id\x18\x02 \x01(\r\x12/\n\x0eresolved_state\x18\x03 \x01(\x0e\x32\x17.tricord.v1.BranchState\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"?\n\x0fResolveResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"\xa4\x01\n\x10ListAuditRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12-\n\nolder_than\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nnewer_than\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tpage_size\x18\x04 \x01(\r\x12\x12\n\npage_token\x18\x05 \x01(\t\"V\n\x11ListAuditResponse\x12(\n\x07records\x18\x01 \x03(\x0b\x32\x17.tricord.v1.AuditRecord\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xe9\x01\n\x0b\x41uditRecord\x12\n\n\x02id\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x61\x63tion\x18\x03 \x01(\t\x12)\n\x07outcome\x18\x04 \x01(\x0e\x32\x18.tricord.v1.AuditOutcome\x12\x10\n\x08\x61sked_id\x18\x05 \x01(\t\x12\x0b\n\x03xid\x18\x06 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x07 \x01(\t\x12\x0c\n\x04peer\x18\x08 \x01(\t\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x0e\n\x06\x62\x65\x66ore\x18\n \x01(\t\x12\r\n\x05\x61\x66ter\x18\x0b \x01(\t\"U\n\x17ListParticipantsRequest\x12\x13\n\x0bparticipant\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"h\n\x18ListParticipantsResponse\x12\x33\n\x0cparticipants\x18\x01 \x03(\x0b\x32\x1d.tricord.v1.ParticipantStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xe6\x01\n\x11ParticipantStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x63tions\x18\x02 \x03(\t\x12\x19\n\x11withdrawn_actions\x18\x03 \x03(\t\x12\x31\n\taddresses\x18\x04 \x03(\x0b\x32\x1e.tricord.v1.ParticipantAddress\x12\x19\n\x11open_transactions\x18\x05 \x01(\r\x12\x11\n\tmore_open\x18\x06 \x01(\x08\x12\x36\n\x12oldest_create_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xc0\x01\n\x12ParticipantAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x12\n\nconfigured\x18\x02 \x01(\x08\x12\x12\n\nregistered\x18\x03 \x01(\x08\x12-\n\tseen_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x0fmissing_actions\x18\x05 \x03(\t\x12)\n\x06health\x18\x06 \x01(\x0b\x32\x19.tricord.v1.AddressHealth\"\xa3\x01\n\rAddressHealth\x12)\n\x07\x62reaker\x18\x01 \x01(\x0e\x32\x18.tricord.v1.BreakerState\x12.\n\nsince_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x66\x61ilures\x18\x03 \x01(\r\x12\x11\n\tin_flight\x18\x04 \x01(\r\x12\x12\n\nlast_error\x18\x05 \x01(\t\"\x16\n\x14GetStatisticsRequest\"y\n\x15GetStatisticsResponse\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x1a.tricord.v1.OpenStatistics\x12\x36\n\x0b\x63oordinator\x18\x02 \x01(\x0b\x32!.tricord.v1.CoordinatorStatistics\"\x96\x01\n\x0eOpenStatistics\x12+\n\x06states\x18\x01 \x03(\x0b\x32\x1b.tricord.v1.StateStatistics\x12\x11\n\tmore_open\x18\x02 \x01(\x08\x12\x36\n\x12oldest_create_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04late\x18\x04 \x01(\r\"\x86\x01\n\x0fStateStatistics\x12+\n\x05state\x18\x01 \x01(\x0e\x32\x1c.tricord.v1.TransactionState\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x1a\n\x12\x61ttention_retrying\x18\x03 \x01(\r\x12\x1b\n\x13\x61ttention_violation\x18\x04 \x01(\r\"\x8d\x02\n\x15\x43oordinatorStatistics\x12)\n\x06uptime\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07serving\x18\x02 \x01(\x08\x12\x0c\n\x04live\x18\x03 \x01(\r\x12\x10\n\x08live_max\x18\x04 \x01(\r\x12\r\n\x05\x62\x65gun\x18\x05 \x01(\x04\x12\x11\n\tconfirmed\x18\x06 \x01(\x04\x12\x11\n\tcancelled\x18\x07 \x01(\x04\x12\x11\n\trecovered\x18\x08 \x01(\x04\x12\x0f\n\x07\x66lushes\x18\t \x01(\x04\x12\x10\n\x08store_id\x18\n \x01(\t\x12\x14\n\x0cstore_format\x18\x0b \x01(\r\x12\x17\n\x0fschema_revision\x18\x0c \x01(\t\"l\n\x0e\x45xamineRequest\x12\x13\n\x0bparticipant\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04mend\x18\x03 \x01(\x08\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\"S\n\x0f\x45xamineResponse\x12&\n\x07\x66inding\x18\x01 \x01(\x0b\x32\x13.tricord.v1.FindingH\x00\x12\x12\n\x08progress\x18\x02 \x01(\tH\x00\x42\x04\n\x02of\"\xb7\x01\n\x07\x46inding\x12&\n\x08severity\x18\x01 \x01(\x0e\x32\x14.tricord.v1.Severity\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x13\n\x0bparticipant\x18\x03 \x01(\t\x12\x0b\n\x03xid\x18\x04 \x01(\t\x12\x11\n\tbranch_id\x18\x05 \x01(\r\x12\x0f\n\x07problem\x18\x06 \x01(\t\x12\x0e\n\x06\x61\x64vice\x18\x07 \x01(\t\x12\x10\n\x08mendable\x18\x08 \x01(\x08\x12\x0e\n\x06mended\x18\t \x01(\x08*\x94\x01\n\x0c\x41uditOutcome\x12\x1d\n\x19\x41UDIT_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41UDIT_OUTCOME_ASKED\x10\x01\x12\x16\n\x12\x41UDIT_OUTCOME_DONE\x10\x02\x12\x19\n\x15\x41UDIT_OUTCOME_REFUSED\x10\x03\x12\x19\n\x15\x41UDIT_OUTCOME_UNKNOWN\x10\x04*|\n\x0c\x42reakerState\x12\x1d\n\x19\x42REAKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42REAKER_STATE_CLOSED\x10\x01\x12\x16\n\x12\x42REAKER_STATE_OPEN\x10\x02\x12\x1b\n\x17\x42REAKER_STATE_HALF_OPEN\x10\x03*a\n\x08Severity\x12\x18\n\x14SEVERITY_UNSPECIFIED\x10\x00\x12\x11\n\rSEVERITY_INFO\x10\x01\x12\x14\n\x10SEVERITY_WARNING\x10\x02\x12\x12\n\x0eSEVERITY_ERROR\x10\x03\x32\x92\x06\n\x0fOperatorService\x12\x39\n\x04List\x12\x17.tricord.v1.ListRequest\x1a\x18.tricord.v1.ListResponse\x12T\n\x03Get\x12%.tricord.v1.OperatorServiceGetRequest\x1a&.tricord.v1.OperatorServiceGetResponse\x12<\n\x05Retry\x12\x18.tricord.v1.RetryRequest\x1a\x19.tricord.v1.RetryResponse\x12H\n\tRetryMany\x12\x1c.tricord.v1.RetryManyRequest\x1a\x1d.tricord.v1.RetryManyResponse\x12]\n\x06\x43\x61ncel\x12(.tricord.v1.OperatorServiceCancelRequest\x1a).tricord.v1.OperatorServiceCancelResponse\x12\x42\n\x07Resolve\x12\x1a.tricord.v1.ResolveRequest\x1a\x1b.tricord.v1.ResolveResponse\x12H\n\tListAudit\x12\x1c.tricord.v1.ListAuditRequest\x1a\x1d.tricord.v1.ListAuditResponse\x12]\n\x10ListParticipants\x12#.tricord.v1.ListParticipantsRequest\x1a$.tricord.v1.ListParticipantsResponse\x12T\n\rGetStatistics\x12 .tricord.v1.GetStatisticsRequest\x1a!.tricord.v1.GetStatisticsResponse\x12\x44\n\x07\x45xamine\x12\x1a.tricord.v1.ExamineRequest\x1a\x1b.tricord.v1.ExamineResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tricord.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTREQUEST']._serialized_start=98
-  _globals['_LISTREQUEST']._serialized_end=264
-  _globals['_LISTRESPONSE']._serialized_start=266
-  _globals['_LISTRESPONSE']._serialized_end=352
-  _globals['_OPERATORSERVICEGETREQUEST']._serialized_start=354
-  _globals['_OPERATORSERVICEGETREQUEST']._serialized_end=394
-  _globals['_OPERATORSERVICEGETRESPONSE']._serialized_start=396
-  _globals['_OPERATORSERVICEGETRESPONSE']._serialized_end=470
-  _globals['_OPERATORSERVICE']._serialized_start=473
-  _globals['_OPERATORSERVICE']._serialized_end=635
+  _globals['_AUDITOUTCOME']._serialized_start=3700
+  _globals['_AUDITOUTCOME']._serialized_end=3848
+  _globals['_BREAKERSTATE']._serialized_start=3850
+  _globals['_BREAKERSTATE']._serialized_end=3974
+  _globals['_SEVERITY']._serialized_start=3976
+  _globals['_SEVERITY']._serialized_end=4073
+  _globals['_LISTREQUEST']._serialized_start=130
+  _globals['_LISTREQUEST']._serialized_end=216
+  _globals['_LISTRESPONSE']._serialized_start=218
+  _globals['_LISTRESPONSE']._serialized_end=304
+  _globals['_OPERATORSERVICEGETREQUEST']._serialized_start=306
+  _globals['_OPERATORSERVICEGETREQUEST']._serialized_end=346
+  _globals['_OPERATORSERVICEGETRESPONSE']._serialized_start=349
+  _globals['_OPERATORSERVICEGETRESPONSE']._serialized_end=494
+  _globals['_HISTORYEVENT']._serialized_start=496
+  _globals['_HISTORYEVENT']._serialized_end=598
+  _globals['_RETRYREQUEST']._serialized_start=600
+  _globals['_RETRYREQUEST']._serialized_end=658
+  _globals['_RETRYRESPONSE']._serialized_start=660
+  _globals['_RETRYRESPONSE']._serialized_end=721
+  _globals['_RETRYMANYREQUEST']._serialized_start=724
+  _globals['_RETRYMANYREQUEST']._serialized_end=896
+  _globals['_RETRYMANYRESPONSE']._serialized_start=898
+  _globals['_RETRYMANYRESPONSE']._serialized_end=978
+  _globals['_OPERATORSERVICECANCELREQUEST']._serialized_start=980
+  _globals['_OPERATORSERVICECANCELREQUEST']._serialized_end=1054
+  _globals['_OPERATORSERVICECANCELRESPONSE']._serialized_start=1056
+  _globals['_OPERATORSERVICECANCELRESPONSE']._serialized_end=1133
+  _globals['_RESOLVEREQUEST']._serialized_start=1136
+  _globals['_RESOLVEREQUEST']._serialized_end=1264
+  _globals['_RESOLVERESPONSE']._serialized_start=1266
+  _globals['_RESOLVERESPONSE']._serialized_end=1329
+  _globals['_LISTAUDITREQUEST']._serialized_start=1332
+  _globals['_LISTAUDITREQUEST']._serialized_end=1496
+  _globals['_LISTAUDITRESPONSE']._serialized_start=1498
+  _globals['_LISTAUDITRESPONSE']._serialized_end=1584
+  _globals['_AUDITRECORD']._serialized_start=1587
+  _globals['_AUDITRECORD']._serialized_end=1820
+  _globals['_LISTPARTICIPANTSREQUEST']._serialized_start=1822
+  _globals['_LISTPARTICIPANTSREQUEST']._serialized_end=1907
+  _globals['_LISTPARTICIPANTSRESPONSE']._serialized_start=1909
+  _globals['_LISTPARTICIPANTSRESPONSE']._serialized_end=2013
+  _globals['_PARTICIPANTSTATUS']._serialized_start=2016
+  _globals['_PARTICIPANTSTATUS']._serialized_end=2246
+  _globals['_PARTICIPANTADDRESS']._serialized_start=2249
+  _globals['_PARTICIPANTADDRESS']._serialized_end=2441
+  _globals['_ADDRESSHEALTH']._serialized_start=2444
+  _globals['_ADDRESSHEALTH']._serialized_end=2607
+  _globals['_GETSTATISTICSREQUEST']._serialized_start=2609
+  _globals['_GETSTATISTICSREQUEST']._serialized_end=2631
+  _globals['_GETSTATISTICSRESPONSE']._serialized_start=2633
+  _globals['_GETSTATISTICSRESPONSE']._serialized_end=2754
+  _globals['_OPENSTATISTICS']._serialized_start=2757
+  _globals['_OPENSTATISTICS']._serialized_end=2907
+  _globals['_STATESTATISTICS']._serialized_start=2910
+  _globals['_STATESTATISTICS']._serialized_end=3044
+  _globals['_COORDINATORSTATISTICS']._serialized_start=3047
+  _globals['_COORDINATORSTATISTICS']._serialized_end=3316
+  _globals['_EXAMINEREQUEST']._serialized_start=3318
+  _globals['_EXAMINEREQUEST']._serialized_end=3426
+  _globals['_EXAMINERESPONSE']._serialized_start=3428
+  _globals['_EXAMINERESPONSE']._serialized_end=3511
+  _globals['_FINDING']._serialized_start=3514
+  _globals['_FINDING']._serialized_end=3697
+  _globals['_OPERATORSERVICE']._serialized_start=4076
+  _globals['_OPERATORSERVICE']._serialized_end=4862
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,9 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tricord.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -20,41 +22,114 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _AuditOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AuditOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AUDIT_OUTCOME_UNSPECIFIED: _AuditOutcome.ValueType  # 0
+    AUDIT_OUTCOME_ASKED: _AuditOutcome.ValueType  # 1
+    """Written down before anything was done. Without a later record that names it, the coordinator ended in between:
+    the transaction tells whether it was done.
+    """
+    AUDIT_OUTCOME_DONE: _AuditOutcome.ValueType  # 2
+    AUDIT_OUTCOME_REFUSED: _AuditOutcome.ValueType  # 3
+    """Nothing was changed."""
+    AUDIT_OUTCOME_UNKNOWN: _AuditOutcome.ValueType  # 4
+    """It is not known whether it was done: the transaction tells."""
+
+class AuditOutcome(_AuditOutcome, metaclass=_AuditOutcomeEnumTypeWrapper):
+    """What came of what an operator asked for."""
+
+AUDIT_OUTCOME_UNSPECIFIED: AuditOutcome.ValueType  # 0
+AUDIT_OUTCOME_ASKED: AuditOutcome.ValueType  # 1
+"""Written down before anything was done. Without a later record that names it, the coordinator ended in between:
+the transaction tells whether it was done.
+"""
+AUDIT_OUTCOME_DONE: AuditOutcome.ValueType  # 2
+AUDIT_OUTCOME_REFUSED: AuditOutcome.ValueType  # 3
+"""Nothing was changed."""
+AUDIT_OUTCOME_UNKNOWN: AuditOutcome.ValueType  # 4
+"""It is not known whether it was done: the transaction tells."""
+Global___AuditOutcome: _TypeAlias = AuditOutcome  # noqa: Y015
+
+class _BreakerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BreakerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BreakerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BREAKER_STATE_UNSPECIFIED: _BreakerState.ValueType  # 0
+    BREAKER_STATE_CLOSED: _BreakerState.ValueType  # 1
+    BREAKER_STATE_OPEN: _BreakerState.ValueType  # 2
+    """It has failed again and again, and is left alone for a while."""
+    BREAKER_STATE_HALF_OPEN: _BreakerState.ValueType  # 3
+    """One call is out to try whether it answers again."""
+
+class BreakerState(_BreakerState, metaclass=_BreakerStateEnumTypeWrapper):
+    """Whether calls go through to an address."""
+
+BREAKER_STATE_UNSPECIFIED: BreakerState.ValueType  # 0
+BREAKER_STATE_CLOSED: BreakerState.ValueType  # 1
+BREAKER_STATE_OPEN: BreakerState.ValueType  # 2
+"""It has failed again and again, and is left alone for a while."""
+BREAKER_STATE_HALF_OPEN: BreakerState.ValueType  # 3
+"""One call is out to try whether it answers again."""
+Global___BreakerState: _TypeAlias = BreakerState  # noqa: Y015
+
+class _Severity:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SeverityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Severity.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SEVERITY_UNSPECIFIED: _Severity.ValueType  # 0
+    SEVERITY_INFO: _Severity.ValueType  # 1
+    """Good to know."""
+    SEVERITY_WARNING: _Severity.ValueType  # 2
+    """It will become an error, or may be one."""
+    SEVERITY_ERROR: _Severity.ValueType  # 3
+    """Something is wrong, or nothing goes on."""
+
+class Severity(_Severity, metaclass=_SeverityEnumTypeWrapper): ...
+
+SEVERITY_UNSPECIFIED: Severity.ValueType  # 0
+SEVERITY_INFO: Severity.ValueType  # 1
+"""Good to know."""
+SEVERITY_WARNING: Severity.ValueType  # 2
+"""It will become an error, or may be one."""
+SEVERITY_ERROR: Severity.ValueType  # 3
+"""Something is wrong, or nothing goes on."""
+Global___Severity: _TypeAlias = Severity  # noqa: Y015
+
 @_typing.final
 class ListRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    STATES_FIELD_NUMBER: _builtins.int
-    OLDER_THAN_FIELD_NUMBER: _builtins.int
-    PARTICIPANT_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """1 to 1,000; 0 means 50."""
     page_token: _builtins.str
-    """next_page_token of the page before, with the same filters."""
-    participant: _builtins.str
-    """With a branch of this participant."""
-    @_builtins.property
-    def states(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.TransactionState.ValueType]:
-        """Any of these; none means all."""
-
-    @_builtins.property
-    def older_than(self) -> _duration_pb2.Duration:
-        """Created at least so long ago."""
-
+    """next_page_token of the page before, with the same filter and order."""
+    filter: _builtins.str
+    """Which ones: a subset of AIP-160, such as `state = TRYING AND age > 5m`; empty means all. docs/filters.md."""
+    order_by: _builtins.str
+    """"create_time desc" (newest first, the default) or "create_time asc", also "create_time"."""
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
-        states: _abc.Iterable[_types_pb2.TransactionState.ValueType] | None = ...,
-        older_than: _duration_pb2.Duration | None = ...,
-        participant: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        order_by: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["older_than", b"older_than"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["older_than", b"older_than", "page_size", b"page_size", "page_token", b"page_token", "participant", b"participant", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -67,7 +142,9 @@ class ListResponse(_message.Message):
     TRANSACTIONS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Empty on the last page."""
+    """Empty on the last page. A page may hold fewer than were asked for, even none, and not be the last: a filter by action
+    looks at a bounded number of transactions for each.
+    """
     @_builtins.property
     def transactions(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Transaction]: ...
     def __init__(
@@ -108,6 +185,95 @@ class OperatorServiceGetResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TRANSACTION_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
+    HISTORY_INCOMPLETE_FIELD_NUMBER: _builtins.int
+    history_incomplete: _builtins.bool
+    """The store did not answer: operators' actions are missing from the history."""
+    @_builtins.property
+    def transaction(self) -> _types_pb2.Transaction: ...
+    @_builtins.property
+    def history(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistoryEvent]:
+        """What happened to it, oldest first; of operators' actions the newest hundred."""
+
+    def __init__(
+        self,
+        *,
+        transaction: _types_pb2.Transaction | None = ...,
+        history: _abc.Iterable[Global___HistoryEvent] | None = ...,
+        history_incomplete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["history", b"history", "history_incomplete", b"history_incomplete", "transaction", b"transaction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperatorServiceGetResponse: _TypeAlias = OperatorServiceGetResponse  # noqa: Y015
+
+@_typing.final
+class HistoryEvent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    event: _builtins.str
+    """"created", "decided", "finished", or an operator's action: "retry", "cancel", "resolve"."""
+    detail: _builtins.str
+    """For people."""
+    actor: _builtins.str
+    """Who acted, by the name that was given; empty where no operator did."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        event: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        actor: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "detail", b"detail", "event", b"event", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HistoryEvent: _TypeAlias = HistoryEvent  # noqa: Y015
+
+@_typing.final
+class RetryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    XID_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    xid: _builtins.str
+    actor: _builtins.str
+    """Who asks: 1 to 64 printable characters. Written down, not proven."""
+    reason: _builtins.str
+    """At most 500 printable characters."""
+    def __init__(
+        self,
+        *,
+        xid: _builtins.str = ...,
+        actor: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "reason", b"reason", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryRequest: _TypeAlias = RetryRequest  # noqa: Y015
+
+@_typing.final
+class RetryResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def transaction(self) -> _types_pb2.Transaction: ...
     def __init__(
@@ -121,4 +287,767 @@ class OperatorServiceGetResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___OperatorServiceGetResponse: _TypeAlias = OperatorServiceGetResponse  # noqa: Y015
+Global___RetryResponse: _TypeAlias = RetryResponse  # noqa: Y015
+
+@_typing.final
+class RetryManyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTICIPANT_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    participant: _builtins.str
+    page_size: _builtins.int
+    """Transactions that are looked at for one page: 1 to 500; 0 means 100."""
+    page_token: _builtins.str
+    """next_page_token of the page before, with the same participant and states."""
+    dry_run: _builtins.bool
+    """Only count; nothing is changed, and nothing is written down."""
+    actor: _builtins.str
+    """As in RetryRequest."""
+    reason: _builtins.str
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.TransactionState.ValueType]:
+        """Of the unfinished ones; none means all of these."""
+
+    def __init__(
+        self,
+        *,
+        participant: _builtins.str = ...,
+        states: _abc.Iterable[_types_pb2.TransactionState.ValueType] | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+        actor: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "dry_run", b"dry_run", "page_size", b"page_size", "page_token", b"page_token", "participant", b"participant", "reason", b"reason", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryManyRequest: _TypeAlias = RetryManyRequest  # noqa: Y015
+
+@_typing.final
+class RetryManyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    FAILED_XIDS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """Transactions of this page that had calls to make due; those that were retried, unless it was a dry run."""
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    @_builtins.property
+    def failed_xids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of them that were not retried: they were finished meanwhile, or could not be saved."""
+
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        failed_xids: _abc.Iterable[_builtins.str] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "failed_xids", b"failed_xids", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryManyResponse: _TypeAlias = RetryManyResponse  # noqa: Y015
+
+@_typing.final
+class OperatorServiceCancelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    XID_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    xid: _builtins.str
+    actor: _builtins.str
+    """As in RetryRequest."""
+    reason: _builtins.str
+    """Needed: 1 to 500 printable characters."""
+    def __init__(
+        self,
+        *,
+        xid: _builtins.str = ...,
+        actor: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "reason", b"reason", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperatorServiceCancelRequest: _TypeAlias = OperatorServiceCancelRequest  # noqa: Y015
+
+@_typing.final
+class OperatorServiceCancelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def transaction(self) -> _types_pb2.Transaction: ...
+    def __init__(
+        self,
+        *,
+        transaction: _types_pb2.Transaction | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperatorServiceCancelResponse: _TypeAlias = OperatorServiceCancelResponse  # noqa: Y015
+
+@_typing.final
+class ResolveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    XID_FIELD_NUMBER: _builtins.int
+    BRANCH_ID_FIELD_NUMBER: _builtins.int
+    RESOLVED_STATE_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    xid: _builtins.str
+    branch_id: _builtins.int
+    """1, 2, ... in the transaction."""
+    resolved_state: _types_pb2.BranchState.ValueType
+    """BRANCH_STATE_CONFIRMED or BRANCH_STATE_CANCELLED. Against the decision it marks the transaction mixed, for ever."""
+    actor: _builtins.str
+    """As in RetryRequest."""
+    reason: _builtins.str
+    """Needed: 1 to 500 printable characters."""
+    def __init__(
+        self,
+        *,
+        xid: _builtins.str = ...,
+        branch_id: _builtins.int = ...,
+        resolved_state: _types_pb2.BranchState.ValueType = ...,
+        actor: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "branch_id", b"branch_id", "reason", b"reason", "resolved_state", b"resolved_state", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResolveRequest: _TypeAlias = ResolveRequest  # noqa: Y015
+
+@_typing.final
+class ResolveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def transaction(self) -> _types_pb2.Transaction: ...
+    def __init__(
+        self,
+        *,
+        transaction: _types_pb2.Transaction | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResolveResponse: _TypeAlias = ResolveResponse  # noqa: Y015
+
+@_typing.final
+class ListAuditRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    XID_FIELD_NUMBER: _builtins.int
+    OLDER_THAN_FIELD_NUMBER: _builtins.int
+    NEWER_THAN_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    xid: _builtins.str
+    """Only what was about this transaction; empty means all."""
+    page_size: _builtins.int
+    """1 to 1,000; 0 means 50."""
+    page_token: _builtins.str
+    """next_page_token of the page before, with the same filters."""
+    @_builtins.property
+    def older_than(self) -> _duration_pb2.Duration:
+        """Written down at least so long ago."""
+
+    @_builtins.property
+    def newer_than(self) -> _duration_pb2.Duration:
+        """Written down no longer ago."""
+
+    def __init__(
+        self,
+        *,
+        xid: _builtins.str = ...,
+        older_than: _duration_pb2.Duration | None = ...,
+        newer_than: _duration_pb2.Duration | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["newer_than", b"newer_than", "older_than", b"older_than"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["newer_than", b"newer_than", "older_than", b"older_than", "page_size", b"page_size", "page_token", b"page_token", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuditRequest: _TypeAlias = ListAuditRequest  # noqa: Y015
+
+@_typing.final
+class ListAuditResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditRecord]: ...
+    def __init__(
+        self,
+        *,
+        records: _abc.Iterable[Global___AuditRecord] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuditResponse: _TypeAlias = ListAuditResponse  # noqa: Y015
+
+@_typing.final
+class AuditRecord(_message.Message):
+    """One record of the audit. Records are added, never changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    ASKED_ID_FIELD_NUMBER: _builtins.int
+    XID_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """UUIDv7."""
+    action: _builtins.str
+    """"retry", "retry-many", "cancel", "resolve", or "mend" (the doctor's)."""
+    outcome: Global___AuditOutcome.ValueType
+    asked_id: _builtins.str
+    """The record of what was asked for; empty in that record itself."""
+    xid: _builtins.str
+    """Empty where it was about more than one."""
+    actor: _builtins.str
+    """The name that was given, and where the call came from. Neither is proven."""
+    peer: _builtins.str
+    reason: _builtins.str
+    before: _builtins.str
+    """JSON: what it was about, and how it was then."""
+    after: _builtins.str
+    """JSON: what came of it."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        action: _builtins.str = ...,
+        outcome: Global___AuditOutcome.ValueType = ...,
+        asked_id: _builtins.str = ...,
+        xid: _builtins.str = ...,
+        actor: _builtins.str = ...,
+        peer: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        before: _builtins.str = ...,
+        after: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "actor", b"actor", "after", b"after", "asked_id", b"asked_id", "before", b"before", "id", b"id", "outcome", b"outcome", "peer", b"peer", "reason", b"reason", "time", b"time", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditRecord: _TypeAlias = AuditRecord  # noqa: Y015
+
+@_typing.final
+class ListParticipantsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTICIPANT_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    participant: _builtins.str
+    """Only this one; empty means all."""
+    page_size: _builtins.int
+    """1 to 1,000; 0 means 100. A page ends sooner when it gets too large."""
+    page_token: _builtins.str
+    """next_page_token of the page before."""
+    def __init__(
+        self,
+        *,
+        participant: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "participant", b"participant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListParticipantsRequest: _TypeAlias = ListParticipantsRequest  # noqa: Y015
+
+@_typing.final
+class ListParticipantsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTICIPANTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    @_builtins.property
+    def participants(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParticipantStatus]: ...
+    def __init__(
+        self,
+        *,
+        participants: _abc.Iterable[Global___ParticipantStatus] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "participants", b"participants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListParticipantsResponse: _TypeAlias = ListParticipantsResponse  # noqa: Y015
+
+@_typing.final
+class ParticipantStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ACTIONS_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_ACTIONS_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    OPEN_TRANSACTIONS_FIELD_NUMBER: _builtins.int
+    MORE_OPEN_FIELD_NUMBER: _builtins.int
+    OLDEST_CREATE_TIME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    open_transactions: _builtins.int
+    """Open transactions with a branch of it."""
+    more_open: _builtins.bool
+    """There are more of them: they were counted up to a limit."""
+    @_builtins.property
+    def actions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What its instances can do; what the last of them could, if there is none."""
+
+    @_builtins.property
+    def withdrawn_actions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What they could do before. Open transactions may still have such branches."""
+
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParticipantAddress]:
+        """None: nowhere. Its calls wait until an instance registers."""
+
+    @_builtins.property
+    def oldest_create_time(self) -> _timestamp_pb2.Timestamp:
+        """When the oldest of those that were counted was created."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        actions: _abc.Iterable[_builtins.str] | None = ...,
+        withdrawn_actions: _abc.Iterable[_builtins.str] | None = ...,
+        addresses: _abc.Iterable[Global___ParticipantAddress] | None = ...,
+        open_transactions: _builtins.int = ...,
+        more_open: _builtins.bool = ...,
+        oldest_create_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["oldest_create_time", b"oldest_create_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions", b"actions", "addresses", b"addresses", "more_open", b"more_open", "name", b"name", "oldest_create_time", b"oldest_create_time", "open_transactions", b"open_transactions", "withdrawn_actions", b"withdrawn_actions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParticipantStatus: _TypeAlias = ParticipantStatus  # noqa: Y015
+
+@_typing.final
+class ParticipantAddress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    CONFIGURED_FIELD_NUMBER: _builtins.int
+    REGISTERED_FIELD_NUMBER: _builtins.int
+    SEEN_TIME_FIELD_NUMBER: _builtins.int
+    MISSING_ACTIONS_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    configured: _builtins.bool
+    """The coordinator's configuration names it."""
+    registered: _builtins.bool
+    """It has registered."""
+    @_builtins.property
+    def seen_time(self) -> _timestamp_pb2.Timestamp:
+        """When it last registered; it repeats that as a heartbeat."""
+
+    @_builtins.property
+    def missing_actions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of the participant's actions that it does not have."""
+
+    @_builtins.property
+    def health(self) -> Global___AddressHealth:
+        """How it stands with calls of the coordinator that answers; absent if that has not called it lately."""
+
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        configured: _builtins.bool = ...,
+        registered: _builtins.bool = ...,
+        seen_time: _timestamp_pb2.Timestamp | None = ...,
+        missing_actions: _abc.Iterable[_builtins.str] | None = ...,
+        health: Global___AddressHealth | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["health", b"health", "seen_time", b"seen_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "configured", b"configured", "health", b"health", "missing_actions", b"missing_actions", "registered", b"registered", "seen_time", b"seen_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParticipantAddress: _TypeAlias = ParticipantAddress  # noqa: Y015
+
+@_typing.final
+class AddressHealth(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BREAKER_FIELD_NUMBER: _builtins.int
+    SINCE_TIME_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
+    breaker: Global___BreakerState.ValueType
+    failures: _builtins.int
+    """Failed connections and streams, and calls that timed out, since the last answer."""
+    in_flight: _builtins.int
+    """Calls that wait to be sent or answered."""
+    last_error: _builtins.str
+    """Kept after later success."""
+    @_builtins.property
+    def since_time(self) -> _timestamp_pb2.Timestamp:
+        """When that last opened or closed, by the coordinator's clock."""
+
+    def __init__(
+        self,
+        *,
+        breaker: Global___BreakerState.ValueType = ...,
+        since_time: _timestamp_pb2.Timestamp | None = ...,
+        failures: _builtins.int = ...,
+        in_flight: _builtins.int = ...,
+        last_error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since_time", b"since_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker", b"breaker", "failures", b"failures", "in_flight", b"in_flight", "last_error", b"last_error", "since_time", b"since_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddressHealth: _TypeAlias = AddressHealth  # noqa: Y015
+
+@_typing.final
+class GetStatisticsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatisticsRequest: _TypeAlias = GetStatisticsRequest  # noqa: Y015
+
+@_typing.final
+class GetStatisticsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    COORDINATOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def open(self) -> Global___OpenStatistics:
+        """Absent if the store does not answer."""
+
+    @_builtins.property
+    def coordinator(self) -> Global___CoordinatorStatistics: ...
+    def __init__(
+        self,
+        *,
+        open: Global___OpenStatistics | None = ...,
+        coordinator: Global___CoordinatorStatistics | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "open", b"open"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "open", b"open"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatisticsResponse: _TypeAlias = GetStatisticsResponse  # noqa: Y015
+
+@_typing.final
+class OpenStatistics(_message.Message):
+    """The open transactions of the store, whoever drives them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: _builtins.int
+    MORE_OPEN_FIELD_NUMBER: _builtins.int
+    OLDEST_CREATE_TIME_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
+    more_open: _builtins.bool
+    """There are more of them: they were counted up to a limit."""
+    late: _builtins.int
+    """Those that have been due for more than five seconds: no coordinator has looked at them."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateStatistics]:
+        """TRYING, CONFIRMING and CANCELLING."""
+
+    @_builtins.property
+    def oldest_create_time(self) -> _timestamp_pb2.Timestamp:
+        """When the oldest of those that were counted was created; absent if there is none."""
+
+    def __init__(
+        self,
+        *,
+        states: _abc.Iterable[Global___StateStatistics] | None = ...,
+        more_open: _builtins.bool = ...,
+        oldest_create_time: _timestamp_pb2.Timestamp | None = ...,
+        late: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["oldest_create_time", b"oldest_create_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["late", b"late", "more_open", b"more_open", "oldest_create_time", b"oldest_create_time", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenStatistics: _TypeAlias = OpenStatistics  # noqa: Y015
+
+@_typing.final
+class StateStatistics(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    ATTENTION_RETRYING_FIELD_NUMBER: _builtins.int
+    ATTENTION_VIOLATION_FIELD_NUMBER: _builtins.int
+    state: _types_pb2.TransactionState.ValueType
+    count: _builtins.int
+    attention_retrying: _builtins.int
+    """How many of them have this attention."""
+    attention_violation: _builtins.int
+    def __init__(
+        self,
+        *,
+        state: _types_pb2.TransactionState.ValueType = ...,
+        count: _builtins.int = ...,
+        attention_retrying: _builtins.int = ...,
+        attention_violation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_retrying", b"attention_retrying", "attention_violation", b"attention_violation", "count", b"count", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateStatistics: _TypeAlias = StateStatistics  # noqa: Y015
+
+@_typing.final
+class CoordinatorStatistics(_message.Message):
+    """Of the coordinator that answers, since it has started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPTIME_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    LIVE_MAX_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
+    CONFIRMED_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    RECOVERED_FIELD_NUMBER: _builtins.int
+    FLUSHES_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    STORE_FORMAT_FIELD_NUMBER: _builtins.int
+    SCHEMA_REVISION_FIELD_NUMBER: _builtins.int
+    serving: _builtins.bool
+    """Whether the store has answered lately, as the health service tells it."""
+    live: _builtins.int
+    """Transactions that it drives now, and how many these may be."""
+    live_max: _builtins.int
+    begun: _builtins.int
+    confirmed: _builtins.int
+    cancelled: _builtins.int
+    recovered: _builtins.int
+    """Taken over, or taken up again when they were due."""
+    flushes: _builtins.int
+    """Writes to the store; each holds what many transactions have to store at that time."""
+    store_id: _builtins.str
+    store_format: _builtins.int
+    """The highest row format that may be written."""
+    schema_revision: _builtins.str
+    @_builtins.property
+    def uptime(self) -> _duration_pb2.Duration: ...
+    def __init__(
+        self,
+        *,
+        uptime: _duration_pb2.Duration | None = ...,
+        serving: _builtins.bool = ...,
+        live: _builtins.int = ...,
+        live_max: _builtins.int = ...,
+        begun: _builtins.int = ...,
+        confirmed: _builtins.int = ...,
+        cancelled: _builtins.int = ...,
+        recovered: _builtins.int = ...,
+        flushes: _builtins.int = ...,
+        store_id: _builtins.str = ...,
+        store_format: _builtins.int = ...,
+        schema_revision: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["uptime", b"uptime"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "cancelled", b"cancelled", "confirmed", b"confirmed", "flushes", b"flushes", "live", b"live", "live_max", b"live_max", "recovered", b"recovered", "schema_revision", b"schema_revision", "serving", b"serving", "store_format", b"store_format", "store_id", b"store_id", "uptime", b"uptime"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoordinatorStatistics: _TypeAlias = CoordinatorStatistics  # noqa: Y015
+
+@_typing.final
+class ExamineRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTICIPANT_FIELD_NUMBER: _builtins.int
+    GRACE_FIELD_NUMBER: _builtins.int
+    MEND_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    participant: _builtins.str
+    """Only this participant; empty: all."""
+    mend: _builtins.bool
+    """Mend what can be mended safely. Each transaction that is made due has its record in the audit."""
+    actor: _builtins.str
+    """Who asks, as in RetryRequest; needed with mend."""
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """What is younger may still be on its way and is no finding; 1 s to 30 days. None: 5 minutes."""
+
+    def __init__(
+        self,
+        *,
+        participant: _builtins.str = ...,
+        grace: _duration_pb2.Duration | None = ...,
+        mend: _builtins.bool = ...,
+        actor: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "grace", b"grace", "mend", b"mend", "participant", b"participant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExamineRequest: _TypeAlias = ExamineRequest  # noqa: Y015
+
+@_typing.final
+class ExamineResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINDING_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    progress: _builtins.str
+    """What is being done, for people who wait."""
+    @_builtins.property
+    def finding(self) -> Global___Finding: ...
+    def __init__(
+        self,
+        *,
+        finding: Global___Finding | None = ...,
+        progress: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finding", b"finding", "of", b"of", "progress", b"progress"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finding", b"finding", "of", b"of", "progress", b"progress"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_of: _TypeAlias = _typing.Literal["finding", "progress"]  # noqa: Y015
+    _WhichOneofArgType_of: _TypeAlias = _typing.Literal["of", b"of"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_of) -> _WhichOneofReturnType_of | None: ...
+
+Global___ExamineResponse: _TypeAlias = ExamineResponse  # noqa: Y015
+
+@_typing.final
+class Finding(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    PARTICIPANT_FIELD_NUMBER: _builtins.int
+    XID_FIELD_NUMBER: _builtins.int
+    BRANCH_ID_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
+    MENDABLE_FIELD_NUMBER: _builtins.int
+    MENDED_FIELD_NUMBER: _builtins.int
+    severity: Global___Severity.ValueType
+    code: _builtins.str
+    """For programs, such as ORPHAN_UNKNOWN."""
+    participant: _builtins.str
+    """Empty: it is about no participant, or several."""
+    xid: _builtins.str
+    """Empty: it is about no single transaction."""
+    branch_id: _builtins.int
+    """0: all of the transaction."""
+    problem: _builtins.str
+    """What is wrong."""
+    advice: _builtins.str
+    """What to do."""
+    mendable: _builtins.bool
+    """Examine can mend it safely."""
+    mended: _builtins.bool
+    """It has."""
+    def __init__(
+        self,
+        *,
+        severity: Global___Severity.ValueType = ...,
+        code: _builtins.str = ...,
+        participant: _builtins.str = ...,
+        xid: _builtins.str = ...,
+        branch_id: _builtins.int = ...,
+        problem: _builtins.str = ...,
+        advice: _builtins.str = ...,
+        mendable: _builtins.bool = ...,
+        mended: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "branch_id", b"branch_id", "code", b"code", "mendable", b"mendable", "mended", b"mended", "participant", b"participant", "problem", b"problem", "severity", b"severity", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Finding: _TypeAlias = Finding  # noqa: Y015

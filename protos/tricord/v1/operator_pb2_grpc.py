@@ -44,13 +44,53 @@ class OperatorServiceStub(object):
                 request_serializer=tricord_dot_v1_dot_operator__pb2.OperatorServiceGetRequest.SerializeToString,
                 response_deserializer=tricord_dot_v1_dot_operator__pb2.OperatorServiceGetResponse.FromString,
                 _registered_method=True)
+        self.Retry = channel.unary_unary(
+                '/tricord.v1.OperatorService/Retry',
+                request_serializer=tricord_dot_v1_dot_operator__pb2.RetryRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_operator__pb2.RetryResponse.FromString,
+                _registered_method=True)
+        self.RetryMany = channel.unary_unary(
+                '/tricord.v1.OperatorService/RetryMany',
+                request_serializer=tricord_dot_v1_dot_operator__pb2.RetryManyRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_operator__pb2.RetryManyResponse.FromString,
+                _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/tricord.v1.OperatorService/Cancel',
+                request_serializer=tricord_dot_v1_dot_operator__pb2.OperatorServiceCancelRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_operator__pb2.OperatorServiceCancelResponse.FromString,
+                _registered_method=True)
+        self.Resolve = channel.unary_unary(
+                '/tricord.v1.OperatorService/Resolve',
+                request_serializer=tricord_dot_v1_dot_operator__pb2.ResolveRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_operator__pb2.ResolveResponse.FromString,
+                _registered_method=True)
+        self.ListAudit = channel.unary_unary(
+                '/tricord.v1.OperatorService/ListAudit',
+                request_serializer=tricord_dot_v1_dot_operator__pb2.ListAuditRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_operator__pb2.ListAuditResponse.FromString,
+                _registered_method=True)
+        self.ListParticipants = channel.unary_unary(
+                '/tricord.v1.OperatorService/ListParticipants',
+                request_serializer=tricord_dot_v1_dot_operator__pb2.ListParticipantsRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_operator__pb2.ListParticipantsResponse.FromString,
+                _registered_method=True)
+        self.GetStatistics = channel.unary_unary(
+                '/tricord.v1.OperatorService/GetStatistics',
+                request_serializer=tricord_dot_v1_dot_operator__pb2.GetStatisticsRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_operator__pb2.GetStatisticsResponse.FromString,
+                _registered_method=True)
+        self.Examine = channel.unary_stream(
+                '/tricord.v1.OperatorService/Examine',
+                request_serializer=tricord_dot_v1_dot_operator__pb2.ExamineRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_operator__pb2.ExamineResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def List(self, request, context):
-        """Lists transactions, newest first, without their metadata and the bytes of their payloads and results.
+        """Lists transactions, without their metadata and the bytes of their payloads and results.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -58,6 +98,69 @@ class OperatorServiceServicer(object):
 
     def Get(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Retry(self, request, context):
+        """Makes every call that waits for its next attempt due now. Calls that are out are left alone. FAILED_PRECONDITION
+        if the transaction is finished.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetryMany(self, request, context):
+        """Retry for one page of the unfinished transactions with a branch of a participant, newest first: that participant's
+        branches only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Decides to cancel. FAILED_PRECONDITION, with the state, once it is decided.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resolve(self, request, context):
+        """Records that a branch of a decided transaction was confirmed or cancelled by hand. Its participant's Confirm or
+        Cancel is not called any more; it is told to write the same down (Settle) until it has, and only then the branch
+        rests. Until then the opposite may be recorded. FAILED_PRECONDITION while TRYING, and for a branch that has answered
+        for good.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAudit(self, request, context):
+        """What operators have asked for and what came of it, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListParticipants(self, request, context):
+        """Lists participants by name: those of the configuration, those that have registered, and those that open
+        transactions have and that nobody knows any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStatistics(self, request, context):
+        """How much is open in the store, and how this coordinator fares.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Examine(self, request, context):
+        """Looks for what does not fit between this coordinator, its store, its settings and the participants. Only reads,
+        unless it is asked to mend. One runs at a time (RESOURCE_EXHAUSTED).
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -74,6 +177,46 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.Get,
                     request_deserializer=tricord_dot_v1_dot_operator__pb2.OperatorServiceGetRequest.FromString,
                     response_serializer=tricord_dot_v1_dot_operator__pb2.OperatorServiceGetResponse.SerializeToString,
+            ),
+            'Retry': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retry,
+                    request_deserializer=tricord_dot_v1_dot_operator__pb2.RetryRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_operator__pb2.RetryResponse.SerializeToString,
+            ),
+            'RetryMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryMany,
+                    request_deserializer=tricord_dot_v1_dot_operator__pb2.RetryManyRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_operator__pb2.RetryManyResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=tricord_dot_v1_dot_operator__pb2.OperatorServiceCancelRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_operator__pb2.OperatorServiceCancelResponse.SerializeToString,
+            ),
+            'Resolve': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resolve,
+                    request_deserializer=tricord_dot_v1_dot_operator__pb2.ResolveRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_operator__pb2.ResolveResponse.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=tricord_dot_v1_dot_operator__pb2.ListAuditRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_operator__pb2.ListAuditResponse.SerializeToString,
+            ),
+            'ListParticipants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListParticipants,
+                    request_deserializer=tricord_dot_v1_dot_operator__pb2.ListParticipantsRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_operator__pb2.ListParticipantsResponse.SerializeToString,
+            ),
+            'GetStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatistics,
+                    request_deserializer=tricord_dot_v1_dot_operator__pb2.GetStatisticsRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_operator__pb2.GetStatisticsResponse.SerializeToString,
+            ),
+            'Examine': grpc.unary_stream_rpc_method_handler(
+                    servicer.Examine,
+                    request_deserializer=tricord_dot_v1_dot_operator__pb2.ExamineRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_operator__pb2.ExamineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +273,222 @@ class OperatorService(object):
             '/tricord.v1.OperatorService/Get',
             tricord_dot_v1_dot_operator__pb2.OperatorServiceGetRequest.SerializeToString,
             tricord_dot_v1_dot_operator__pb2.OperatorServiceGetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retry(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.OperatorService/Retry',
+            tricord_dot_v1_dot_operator__pb2.RetryRequest.SerializeToString,
+            tricord_dot_v1_dot_operator__pb2.RetryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetryMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.OperatorService/RetryMany',
+            tricord_dot_v1_dot_operator__pb2.RetryManyRequest.SerializeToString,
+            tricord_dot_v1_dot_operator__pb2.RetryManyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.OperatorService/Cancel',
+            tricord_dot_v1_dot_operator__pb2.OperatorServiceCancelRequest.SerializeToString,
+            tricord_dot_v1_dot_operator__pb2.OperatorServiceCancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resolve(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.OperatorService/Resolve',
+            tricord_dot_v1_dot_operator__pb2.ResolveRequest.SerializeToString,
+            tricord_dot_v1_dot_operator__pb2.ResolveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.OperatorService/ListAudit',
+            tricord_dot_v1_dot_operator__pb2.ListAuditRequest.SerializeToString,
+            tricord_dot_v1_dot_operator__pb2.ListAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListParticipants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.OperatorService/ListParticipants',
+            tricord_dot_v1_dot_operator__pb2.ListParticipantsRequest.SerializeToString,
+            tricord_dot_v1_dot_operator__pb2.ListParticipantsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.OperatorService/GetStatistics',
+            tricord_dot_v1_dot_operator__pb2.GetStatisticsRequest.SerializeToString,
+            tricord_dot_v1_dot_operator__pb2.GetStatisticsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Examine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tricord.v1.OperatorService/Examine',
+            tricord_dot_v1_dot_operator__pb2.ExamineRequest.SerializeToString,
+            tricord_dot_v1_dot_operator__pb2.ExamineResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,15 +32,71 @@ class OperatorServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> OperatorServiceAsyncStub: ...
     List: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListRequest, _operator_pb2.ListResponse]
-    """Lists transactions, newest first, without their metadata and the bytes of their payloads and results."""
+    """Lists transactions, without their metadata and the bytes of their payloads and results."""
     Get: _grpc.UnaryUnaryMultiCallable[_operator_pb2.OperatorServiceGetRequest, _operator_pb2.OperatorServiceGetResponse]
+    Retry: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RetryRequest, _operator_pb2.RetryResponse]
+    """Makes every call that waits for its next attempt due now. Calls that are out are left alone. FAILED_PRECONDITION
+    if the transaction is finished.
+    """
+    RetryMany: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RetryManyRequest, _operator_pb2.RetryManyResponse]
+    """Retry for one page of the unfinished transactions with a branch of a participant, newest first: that participant's
+    branches only.
+    """
+    Cancel: _grpc.UnaryUnaryMultiCallable[_operator_pb2.OperatorServiceCancelRequest, _operator_pb2.OperatorServiceCancelResponse]
+    """Decides to cancel. FAILED_PRECONDITION, with the state, once it is decided."""
+    Resolve: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ResolveRequest, _operator_pb2.ResolveResponse]
+    """Records that a branch of a decided transaction was confirmed or cancelled by hand. Its participant's Confirm or
+    Cancel is not called any more; it is told to write the same down (Settle) until it has, and only then the branch
+    rests. Until then the opposite may be recorded. FAILED_PRECONDITION while TRYING, and for a branch that has answered
+    for good.
+    """
+    ListAudit: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListAuditRequest, _operator_pb2.ListAuditResponse]
+    """What operators have asked for and what came of it, newest first."""
+    ListParticipants: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListParticipantsRequest, _operator_pb2.ListParticipantsResponse]
+    """Lists participants by name: those of the configuration, those that have registered, and those that open
+    transactions have and that nobody knows any more.
+    """
+    GetStatistics: _grpc.UnaryUnaryMultiCallable[_operator_pb2.GetStatisticsRequest, _operator_pb2.GetStatisticsResponse]
+    """How much is open in the store, and how this coordinator fares."""
+    Examine: _grpc.UnaryStreamMultiCallable[_operator_pb2.ExamineRequest, _operator_pb2.ExamineResponse]
+    """Looks for what does not fit between this coordinator, its store, its settings and the participants. Only reads,
+    unless it is asked to mend. One runs at a time (RESOURCE_EXHAUSTED).
+    """
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     List: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListRequest, _operator_pb2.ListResponse]  # type: ignore[assignment]
-    """Lists transactions, newest first, without their metadata and the bytes of their payloads and results."""
+    """Lists transactions, without their metadata and the bytes of their payloads and results."""
     Get: _aio.UnaryUnaryMultiCallable[_operator_pb2.OperatorServiceGetRequest, _operator_pb2.OperatorServiceGetResponse]  # type: ignore[assignment]
+    Retry: _aio.UnaryUnaryMultiCallable[_operator_pb2.RetryRequest, _operator_pb2.RetryResponse]  # type: ignore[assignment]
+    """Makes every call that waits for its next attempt due now. Calls that are out are left alone. FAILED_PRECONDITION
+    if the transaction is finished.
+    """
+    RetryMany: _aio.UnaryUnaryMultiCallable[_operator_pb2.RetryManyRequest, _operator_pb2.RetryManyResponse]  # type: ignore[assignment]
+    """Retry for one page of the unfinished transactions with a branch of a participant, newest first: that participant's
+    branches only.
+    """
+    Cancel: _aio.UnaryUnaryMultiCallable[_operator_pb2.OperatorServiceCancelRequest, _operator_pb2.OperatorServiceCancelResponse]  # type: ignore[assignment]
+    """Decides to cancel. FAILED_PRECONDITION, with the state, once it is decided."""
+    Resolve: _aio.UnaryUnaryMultiCallable[_operator_pb2.ResolveRequest, _operator_pb2.ResolveResponse]  # type: ignore[assignment]
+    """Records that a branch of a decided transaction was confirmed or cancelled by hand. Its participant's Confirm or
+    Cancel is not called any more; it is told to write the same down (Settle) until it has, and only then the branch
+    rests. Until then the opposite may be recorded. FAILED_PRECONDITION while TRYING, and for a branch that has answered
+    for good.
+    """
+    ListAudit: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListAuditRequest, _operator_pb2.ListAuditResponse]  # type: ignore[assignment]
+    """What operators have asked for and what came of it, newest first."""
+    ListParticipants: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListParticipantsRequest, _operator_pb2.ListParticipantsResponse]  # type: ignore[assignment]
+    """Lists participants by name: those of the configuration, those that have registered, and those that open
+    transactions have and that nobody knows any more.
+    """
+    GetStatistics: _aio.UnaryUnaryMultiCallable[_operator_pb2.GetStatisticsRequest, _operator_pb2.GetStatisticsResponse]  # type: ignore[assignment]
+    """How much is open in the store, and how this coordinator fares."""
+    Examine: _aio.UnaryStreamMultiCallable[_operator_pb2.ExamineRequest, _operator_pb2.ExamineResponse]  # type: ignore[assignment]
+    """Looks for what does not fit between this coordinator, its store, its settings and the participants. Only reads,
+    unless it is asked to mend. One runs at a time (RESOURCE_EXHAUSTED).
+    """
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -49,7 +105,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.ListRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.ListResponse, _abc.Awaitable[_operator_pb2.ListResponse]]:
-        """Lists transactions, newest first, without their metadata and the bytes of their payloads and results."""
+        """Lists transactions, without their metadata and the bytes of their payloads and results."""
 
     @_abc_1.abstractmethod
     def Get(
@@ -57,5 +113,81 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.OperatorServiceGetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.OperatorServiceGetResponse, _abc.Awaitable[_operator_pb2.OperatorServiceGetResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Retry(
+        self,
+        request: _operator_pb2.RetryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.RetryResponse, _abc.Awaitable[_operator_pb2.RetryResponse]]:
+        """Makes every call that waits for its next attempt due now. Calls that are out are left alone. FAILED_PRECONDITION
+        if the transaction is finished.
+        """
+
+    @_abc_1.abstractmethod
+    def RetryMany(
+        self,
+        request: _operator_pb2.RetryManyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.RetryManyResponse, _abc.Awaitable[_operator_pb2.RetryManyResponse]]:
+        """Retry for one page of the unfinished transactions with a branch of a participant, newest first: that participant's
+        branches only.
+        """
+
+    @_abc_1.abstractmethod
+    def Cancel(
+        self,
+        request: _operator_pb2.OperatorServiceCancelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.OperatorServiceCancelResponse, _abc.Awaitable[_operator_pb2.OperatorServiceCancelResponse]]:
+        """Decides to cancel. FAILED_PRECONDITION, with the state, once it is decided."""
+
+    @_abc_1.abstractmethod
+    def Resolve(
+        self,
+        request: _operator_pb2.ResolveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ResolveResponse, _abc.Awaitable[_operator_pb2.ResolveResponse]]:
+        """Records that a branch of a decided transaction was confirmed or cancelled by hand. Its participant's Confirm or
+        Cancel is not called any more; it is told to write the same down (Settle) until it has, and only then the branch
+        rests. Until then the opposite may be recorded. FAILED_PRECONDITION while TRYING, and for a branch that has answered
+        for good.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAudit(
+        self,
+        request: _operator_pb2.ListAuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ListAuditResponse, _abc.Awaitable[_operator_pb2.ListAuditResponse]]:
+        """What operators have asked for and what came of it, newest first."""
+
+    @_abc_1.abstractmethod
+    def ListParticipants(
+        self,
+        request: _operator_pb2.ListParticipantsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ListParticipantsResponse, _abc.Awaitable[_operator_pb2.ListParticipantsResponse]]:
+        """Lists participants by name: those of the configuration, those that have registered, and those that open
+        transactions have and that nobody knows any more.
+        """
+
+    @_abc_1.abstractmethod
+    def GetStatistics(
+        self,
+        request: _operator_pb2.GetStatisticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.GetStatisticsResponse, _abc.Awaitable[_operator_pb2.GetStatisticsResponse]]:
+        """How much is open in the store, and how this coordinator fares."""
+
+    @_abc_1.abstractmethod
+    def Examine(
+        self,
+        request: _operator_pb2.ExamineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operator_pb2.ExamineResponse], _abc.AsyncIterator[_operator_pb2.ExamineResponse]]:
+        """Looks for what does not fit between this coordinator, its store, its settings and the participants. Only reads,
+        unless it is asked to mend. One runs at a time (RESOURCE_EXHAUSTED).
+        """
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from tricord.v1 import types_pb2 as tricord_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctricord/v1/participant.proto\x12\ntricord.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16tricord/v1/types.proto\"\xc4\x02\n\x04\x43\x61ll\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12 \n\x05phase\x18\x02 \x01(\x0e\x32\x11.tricord.v1.Phase\x12\x0b\n\x03xid\x18\x03 \x01(\t\x12\x11\n\tbranch_id\x18\x04 \x01(\r\x12\x13\n\x0bparticipant\x18\x05 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x06 \x01(\t\x12$\n\x07payload\x18\x07 \x01(\x0b\x32\x13.tricord.v1.Payload\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12*\n\x07timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x08metadata\x18\n \x03(\x0b\x32\x1e.tricord.v1.Call.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd7\x01\n\x05Reply\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12$\n\x07outcome\x18\x02 \x01(\x0e\x32\x13.tricord.v1.Outcome\x12#\n\x06result\x18\x03 \x01(\x0b\x32\x13.tricord.v1.Payload\x12$\n\x07refusal\x18\x04 \x01(\x0b\x32\x13.tricord.v1.Refusal\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x11\n\tattention\x18\x06 \x01(\x08\x12\x10\n\x08\x66\x65nce_id\x18\x07 \x01(\t\x12\x18\n\x10tried_branch_ids\x18\x08 \x03(\r\",\n\nTryRequest\x12\x1e\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x10.tricord.v1.Call\"/\n\x0bTryResponse\x12 \n\x05reply\x18\x01 \x01(\x0b\x32\x11.tricord.v1.Reply\"0\n\x0e\x43onfirmRequest\x12\x1e\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x10.tricord.v1.Call\"3\n\x0f\x43onfirmResponse\x12 \n\x05reply\x18\x01 \x01(\x0b\x32\x11.tricord.v1.Reply\"/\n\rCancelRequest\x12\x1e\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x10.tricord.v1.Call\"2\n\x0e\x43\x61ncelResponse\x12 \n\x05reply\x18\x01 \x01(\x0b\x32\x11.tricord.v1.Reply\"2\n\x0f\x45xchangeRequest\x12\x1f\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x10.tricord.v1.Call\"6\n\x10\x45xchangeResponse\x12\"\n\x07replies\x18\x01 \x03(\x0b\x32\x11.tricord.v1.Reply*R\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\r\n\tPHASE_TRY\x10\x01\x12\x11\n\rPHASE_CONFIRM\x10\x02\x12\x10\n\x0cPHASE_CANCEL\x10\x03*u\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x10\n\x0cOUTCOME_DONE\x10\x01\x12\x13\n\x0fOUTCOME_REFUSED\x10\x02\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x03\x12\x15\n\x11OUTCOME_VIOLATION\x10\x04\x32\x9c\x02\n\x12ParticipantService\x12\x36\n\x03Try\x12\x16.tricord.v1.TryRequest\x1a\x17.tricord.v1.TryResponse\x12\x42\n\x07\x43onfirm\x12\x1a.tricord.v1.ConfirmRequest\x1a\x1b.tricord.v1.ConfirmResponse\x12?\n\x06\x43\x61ncel\x12\x19.tricord.v1.CancelRequest\x1a\x1a.tricord.v1.CancelResponse\x12I\n\x08\x45xchange\x12\x1b.tricord.v1.ExchangeRequest\x1a\x1c.tricord.v1.ExchangeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctricord/v1/participant.proto\x12\ntricord.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tricord/v1/types.proto\"\xc4\x02\n\x04\x43\x61ll\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12 \n\x05phase\x18\x02 \x01(\x0e\x32\x11.tricord.v1.Phase\x12\x0b\n\x03xid\x18\x03 \x01(\t\x12\x11\n\tbranch_id\x18\x04 \x01(\r\x12\x13\n\x0bparticipant\x18\x05 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x06 \x01(\t\x12$\n\x07payload\x18\x07 \x01(\x0b\x32\x13.tricord.v1.Payload\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\x12*\n\x07timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x08metadata\x18\n \x03(\x0b\x32\x1e.tricord.v1.Call.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd7\x01\n\x05Reply\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12$\n\x07outcome\x18\x02 \x01(\x0e\x32\x13.tricord.v1.Outcome\x12#\n\x06result\x18\x03 \x01(\x0b\x32\x13.tricord.v1.Payload\x12$\n\x07refusal\x18\x04 \x01(\x0b\x32\x13.tricord.v1.Refusal\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x11\n\tattention\x18\x06 \x01(\x08\x12\x10\n\x08\x66\x65nce_id\x18\x07 \x01(\t\x12\x18\n\x10tried_branch_ids\x18\x08 \x03(\r\",\n\nTryRequest\x12\x1e\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x10.tricord.v1.Call\"/\n\x0bTryResponse\x12 \n\x05reply\x18\x01 \x01(\x0b\x32\x11.tricord.v1.Reply\"0\n\x0e\x43onfirmRequest\x12\x1e\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x10.tricord.v1.Call\"3\n\x0f\x43onfirmResponse\x12 \n\x05reply\x18\x01 \x01(\x0b\x32\x11.tricord.v1.Reply\"/\n\rCancelRequest\x12\x1e\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x10.tricord.v1.Call\"2\n\x0e\x43\x61ncelResponse\x12 \n\x05reply\x18\x01 \x01(\x0b\x32\x11.tricord.v1.Reply\"/\n\rSettleRequest\x12\x1e\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x10.tricord.v1.Call\"2\n\x0eSettleResponse\x12 \n\x05reply\x18\x01 \x01(\x0b\x32\x11.tricord.v1.Reply\"2\n\x0f\x45xchangeRequest\x12\x1f\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x10.tricord.v1.Call\"6\n\x10\x45xchangeResponse\x12\"\n\x07replies\x18\x01 \x03(\x0b\x32\x11.tricord.v1.Reply\"&\n\x0fGetFenceRequest\x12\x13\n\x0bparticipant\x18\x01 \x01(\t\"\xff\x01\n\x10GetFenceResponse\x12\x10\n\x08\x66\x65nce_id\x18\x01 \x01(\t\x12\'\n\x03now\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64\x61tabase\x18\x03 \x01(\t\x12,\n\tretention\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0eschema_version\x18\x05 \x01(\r\x12\'\n\x06\x63ounts\x18\x06 \x03(\x0b\x32\x17.tricord.v1.BranchCount\x12\x18\n\x10rows_counted_max\x18\x07 \x01(\r\x12\x15\n\rhas_more_rows\x18\x08 \x01(\x08\"V\n\x0b\x42ranchCount\x12\'\n\x06status\x18\x01 \x01(\x0e\x32\x17.tricord.v1.FenceStatus\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\x12\x0c\n\x04rows\x18\x03 \x01(\r\"\xa6\x01\n\x13ListBranchesRequest\x12\x13\n\x0bparticipant\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\'\n\x06status\x18\x04 \x01(\x0e\x32\x17.tricord.v1.FenceStatus\x12*\n\x07min_age\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x95\x01\n\x14ListBranchesResponse\x12)\n\x08\x62ranches\x18\x01 \x03(\x0b\x32\x17.tricord.v1.FenceBranch\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x10\n\x08\x66\x65nce_id\x18\x03 \x01(\t\x12\'\n\x03now\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xfd\x01\n\x0b\x46\x65nceBranch\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x11\n\tbranch_id\x18\x02 \x01(\x04\x12\x0e\n\x06\x61\x63tion\x18\x03 \x01(\t\x12\'\n\x06status\x18\x04 \x01(\x0e\x32\x17.tricord.v1.FenceStatus\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x65xternal\x18\x08 \x01(\x08\x12\x0f\n\x07running\x18\t \x01(\x08*\x8a\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\r\n\tPHASE_TRY\x10\x01\x12\x11\n\rPHASE_CONFIRM\x10\x02\x12\x10\n\x0cPHASE_CANCEL\x10\x03\x12\x1a\n\x16PHASE_SETTLE_CONFIRMED\x10\x04\x12\x1a\n\x16PHASE_SETTLE_CANCELLED\x10\x05*u\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x10\n\x0cOUTCOME_DONE\x10\x01\x12\x13\n\x0fOUTCOME_REFUSED\x10\x02\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x03\x12\x15\n\x11OUTCOME_VIOLATION\x10\x04*\x98\x01\n\x0b\x46\x65nceStatus\x12\x1c\n\x18\x46\x45NCE_STATUS_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46\x45NCE_STATUS_TRIED\x10\x01\x12\x1a\n\x16\x46\x45NCE_STATUS_COMMITTED\x10\x02\x12\x1b\n\x17\x46\x45NCE_STATUS_ROLLBACKED\x10\x03\x12\x1a\n\x16\x46\x45NCE_STATUS_SUSPENDED\x10\x04\x32\xf7\x03\n\x12ParticipantService\x12\x36\n\x03Try\x12\x16.tricord.v1.TryRequest\x1a\x17.tricord.v1.TryResponse\x12\x42\n\x07\x43onfirm\x12\x1a.tricord.v1.ConfirmRequest\x1a\x1b.tricord.v1.ConfirmResponse\x12?\n\x06\x43\x61ncel\x12\x19.tricord.v1.CancelRequest\x1a\x1a.tricord.v1.CancelResponse\x12?\n\x06Settle\x12\x19.tricord.v1.SettleRequest\x1a\x1a.tricord.v1.SettleResponse\x12I\n\x08\x45xchange\x12\x1b.tricord.v1.ExchangeRequest\x1a\x1c.tricord.v1.ExchangeResponse(\x01\x30\x01\x12\x45\n\x08GetFence\x12\x1b.tricord.v1.GetFenceRequest\x1a\x1c.tricord.v1.GetFenceResponse\x12Q\n\x0cListBranches\x12\x1f.tricord.v1.ListBranchesRequest\x1a .tricord.v1.ListBranchesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,32 +36,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CALL_METADATAENTRY']._loaded_options = None
   _globals['_CALL_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_PHASE']._serialized_start=1052
-  _globals['_PHASE']._serialized_end=1134
-  _globals['_OUTCOME']._serialized_start=1136
-  _globals['_OUTCOME']._serialized_end=1253
-  _globals['_CALL']._serialized_start=101
-  _globals['_CALL']._serialized_end=425
-  _globals['_CALL_METADATAENTRY']._serialized_start=378
-  _globals['_CALL_METADATAENTRY']._serialized_end=425
-  _globals['_REPLY']._serialized_start=428
-  _globals['_REPLY']._serialized_end=643
-  _globals['_TRYREQUEST']._serialized_start=645
-  _globals['_TRYREQUEST']._serialized_end=689
-  _globals['_TRYRESPONSE']._serialized_start=691
-  _globals['_TRYRESPONSE']._serialized_end=738
-  _globals['_CONFIRMREQUEST']._serialized_start=740
-  _globals['_CONFIRMREQUEST']._serialized_end=788
-  _globals['_CONFIRMRESPONSE']._serialized_start=790
-  _globals['_CONFIRMRESPONSE']._serialized_end=841
-  _globals['_CANCELREQUEST']._serialized_start=843
-  _globals['_CANCELREQUEST']._serialized_end=890
-  _globals['_CANCELRESPONSE']._serialized_start=892
-  _globals['_CANCELRESPONSE']._serialized_end=942
-  _globals['_EXCHANGEREQUEST']._serialized_start=944
-  _globals['_EXCHANGEREQUEST']._serialized_end=994
-  _globals['_EXCHANGERESPONSE']._serialized_start=996
-  _globals['_EXCHANGERESPONSE']._serialized_end=1050
-  _globals['_PARTICIPANTSERVICE']._serialized_start=1256
-  _globals['_PARTICIPANTSERVICE']._serialized_end=1540
+  _globals['_PHASE']._serialized_start=2150
+  _globals['_PHASE']._serialized_end=2288
+  _globals['_OUTCOME']._serialized_start=2290
+  _globals['_OUTCOME']._serialized_end=2407
+  _globals['_FENCESTATUS']._serialized_start=2410
+  _globals['_FENCESTATUS']._serialized_end=2562
+  _globals['_CALL']._serialized_start=134
+  _globals['_CALL']._serialized_end=458
+  _globals['_CALL_METADATAENTRY']._serialized_start=411
+  _globals['_CALL_METADATAENTRY']._serialized_end=458
+  _globals['_REPLY']._serialized_start=461
+  _globals['_REPLY']._serialized_end=676
+  _globals['_TRYREQUEST']._serialized_start=678
+  _globals['_TRYREQUEST']._serialized_end=722
+  _globals['_TRYRESPONSE']._serialized_start=724
+  _globals['_TRYRESPONSE']._serialized_end=771
+  _globals['_CONFIRMREQUEST']._serialized_start=773
+  _globals['_CONFIRMREQUEST']._serialized_end=821
+  _globals['_CONFIRMRESPONSE']._serialized_start=823
+  _globals['_CONFIRMRESPONSE']._serialized_end=874
+  _globals['_CANCELREQUEST']._serialized_start=876
+  _globals['_CANCELREQUEST']._serialized_end=923
+  _globals['_CANCELRESPONSE']._serialized_start=925
+  _globals['_CANCELRESPONSE']._serialized_end=975
+  _globals['_SETTLEREQUEST']._serialized_start=977
+  _globals['_SETTLEREQUEST']._serialized_end=1024
+  _globals['_SETTLERESPONSE']._serialized_start=1026
+  _globals['_SETTLERESPONSE']._serialized_end=1076
+  _globals['_EXCHANGEREQUEST']._serialized_start=1078
+  _globals['_EXCHANGEREQUEST']._serialized_end=1128
+  _globals['_EXCHANGERESPONSE']._serialized_start=1130
+  _globals['_EXCHANGERESPONSE']._serialized_end=1184
+  _globals['_GETFENCEREQUEST']._serialized_start=1186
+  _globals['_GETFENCEREQUEST']._serialized_end=1224
+  _globals['_GETFENCERESPONSE']._serialized_start=1227
+  _globals['_GETFENCERESPONSE']._serialized_end=1482
+  _globals['_BRANCHCOUNT']._serialized_start=1484
+  _globals['_BRANCHCOUNT']._serialized_end=1570
+  _globals['_LISTBRANCHESREQUEST']._serialized_start=1573
+  _globals['_LISTBRANCHESREQUEST']._serialized_end=1739
+  _globals['_LISTBRANCHESRESPONSE']._serialized_start=1742
+  _globals['_LISTBRANCHESRESPONSE']._serialized_end=1891
+  _globals['_FENCEBRANCH']._serialized_start=1894
+  _globals['_FENCEBRANCH']._serialized_end=2147
+  _globals['_PARTICIPANTSERVICE']._serialized_start=2565
+  _globals['_PARTICIPANTSERVICE']._serialized_end=3068
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tricord.v1 import types_pb2 as _types_pb2
@@ -33,6 +34,9 @@ class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType
     PHASE_TRY: _Phase.ValueType  # 1
     PHASE_CONFIRM: _Phase.ValueType  # 2
     PHASE_CANCEL: _Phase.ValueType  # 3
+    PHASE_SETTLE_CONFIRMED: _Phase.ValueType  # 4
+    """As Confirm and Cancel, but nothing is run: what they would do was done by hand."""
+    PHASE_SETTLE_CANCELLED: _Phase.ValueType  # 5
 
 class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper): ...
 
@@ -40,6 +44,9 @@ PHASE_UNSPECIFIED: Phase.ValueType  # 0
 PHASE_TRY: Phase.ValueType  # 1
 PHASE_CONFIRM: Phase.ValueType  # 2
 PHASE_CANCEL: Phase.ValueType  # 3
+PHASE_SETTLE_CONFIRMED: Phase.ValueType  # 4
+"""As Confirm and Cancel, but nothing is run: what they would do was done by hand."""
+PHASE_SETTLE_CANCELLED: Phase.ValueType  # 5
 Global___Phase: _TypeAlias = Phase  # noqa: Y015
 
 class _Outcome:
@@ -70,6 +77,31 @@ OUTCOME_UNKNOWN: Outcome.ValueType  # 3
 OUTCOME_VIOLATION: Outcome.ValueType  # 4
 """The call contradicts what the participant has stored; nothing was run."""
 Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
+
+class _FenceStatus:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FenceStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FenceStatus.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FENCE_STATUS_UNSPECIFIED: _FenceStatus.ValueType  # 0
+    FENCE_STATUS_TRIED: _FenceStatus.ValueType  # 1
+    FENCE_STATUS_COMMITTED: _FenceStatus.ValueType  # 2
+    FENCE_STATUS_ROLLBACKED: _FenceStatus.ValueType  # 3
+    """Cancel has run, or Try was refused."""
+    FENCE_STATUS_SUSPENDED: _FenceStatus.ValueType  # 4
+    """Cancel came before Try."""
+
+class FenceStatus(_FenceStatus, metaclass=_FenceStatusEnumTypeWrapper): ...
+
+FENCE_STATUS_UNSPECIFIED: FenceStatus.ValueType  # 0
+FENCE_STATUS_TRIED: FenceStatus.ValueType  # 1
+FENCE_STATUS_COMMITTED: FenceStatus.ValueType  # 2
+FENCE_STATUS_ROLLBACKED: FenceStatus.ValueType  # 3
+"""Cancel has run, or Try was refused."""
+FENCE_STATUS_SUSPENDED: FenceStatus.ValueType  # 4
+"""Cancel came before Try."""
+Global___FenceStatus: _TypeAlias = FenceStatus  # noqa: Y015
 
 @_typing.final
 class Call(_message.Message):
@@ -321,6 +353,46 @@ class CancelResponse(_message.Message):
 Global___CancelResponse: _TypeAlias = CancelResponse  # noqa: Y015
 
 @_typing.final
+class SettleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def call(self) -> Global___Call: ...
+    def __init__(
+        self,
+        *,
+        call: Global___Call | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleRequest: _TypeAlias = SettleRequest  # noqa: Y015
+
+@_typing.final
+class SettleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def reply(self) -> Global___Reply: ...
+    def __init__(
+        self,
+        *,
+        reply: Global___Reply | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleResponse: _TypeAlias = SettleResponse  # noqa: Y015
+
+@_typing.final
 class ExchangeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -359,3 +431,221 @@ class ExchangeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExchangeResponse: _TypeAlias = ExchangeResponse  # noqa: Y015
+
+@_typing.final
+class GetFenceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTICIPANT_FIELD_NUMBER: _builtins.int
+    participant: _builtins.str
+    def __init__(
+        self,
+        *,
+        participant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["participant", b"participant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFenceRequest: _TypeAlias = GetFenceRequest  # noqa: Y015
+
+@_typing.final
+class GetFenceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FENCE_ID_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
+    DATABASE_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
+    SCHEMA_VERSION_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    ROWS_COUNTED_MAX_FIELD_NUMBER: _builtins.int
+    HAS_MORE_ROWS_FIELD_NUMBER: _builtins.int
+    fence_id: _builtins.str
+    database: _builtins.str
+    """Such as "postgresql", "mysql", "sqlite"."""
+    schema_version: _builtins.int
+    """Of the fence's tables; 0: they have none."""
+    rows_counted_max: _builtins.int
+    has_more_rows: _builtins.bool
+    """The table has more rows than were counted."""
+    @_builtins.property
+    def now(self) -> _timestamp_pb2.Timestamp:
+        """The database's clock."""
+
+    @_builtins.property
+    def retention(self) -> _duration_pb2.Duration:
+        """How long rows are kept at least."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___BranchCount]:
+        """Rows of this participant among the oldest `rows_counted_max` of the table."""
+
+    def __init__(
+        self,
+        *,
+        fence_id: _builtins.str = ...,
+        now: _timestamp_pb2.Timestamp | None = ...,
+        database: _builtins.str = ...,
+        retention: _duration_pb2.Duration | None = ...,
+        schema_version: _builtins.int = ...,
+        counts: _abc.Iterable[Global___BranchCount] | None = ...,
+        rows_counted_max: _builtins.int = ...,
+        has_more_rows: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["now", b"now", "retention", b"retention"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "database", b"database", "fence_id", b"fence_id", "has_more_rows", b"has_more_rows", "now", b"now", "retention", b"retention", "rows_counted_max", b"rows_counted_max", "schema_version", b"schema_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFenceResponse: _TypeAlias = GetFenceResponse  # noqa: Y015
+
+@_typing.final
+class BranchCount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    status: Global___FenceStatus.ValueType
+    finished: _builtins.bool
+    """Whether the call that gave them this status has ended."""
+    rows: _builtins.int
+    def __init__(
+        self,
+        *,
+        status: Global___FenceStatus.ValueType = ...,
+        finished: _builtins.bool = ...,
+        rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "rows", b"rows", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BranchCount: _TypeAlias = BranchCount  # noqa: Y015
+
+@_typing.final
+class ListBranchesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTICIPANT_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    MIN_AGE_FIELD_NUMBER: _builtins.int
+    participant: _builtins.str
+    page_size: _builtins.int
+    """Rows of the table that the page is made of, 1 to 1,000; 0 means 100. Fewer are returned if some do not match."""
+    page_token: _builtins.str
+    """next_page_token of the page before."""
+    status: Global___FenceStatus.ValueType
+    """Unspecified: any."""
+    @_builtins.property
+    def min_age(self) -> _duration_pb2.Duration:
+        """Only of transactions that began, and rows that were changed last, at least so long ago. None: any."""
+
+    def __init__(
+        self,
+        *,
+        participant: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        status: Global___FenceStatus.ValueType = ...,
+        min_age: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["min_age", b"min_age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_age", b"min_age", "page_size", b"page_size", "page_token", b"page_token", "participant", b"participant", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListBranchesRequest: _TypeAlias = ListBranchesRequest  # noqa: Y015
+
+@_typing.final
+class ListBranchesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BRANCHES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    FENCE_ID_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page. A page before it may have no rows."""
+    fence_id: _builtins.str
+    @_builtins.property
+    def branches(self) -> _containers.RepeatedCompositeFieldContainer[Global___FenceBranch]: ...
+    @_builtins.property
+    def now(self) -> _timestamp_pb2.Timestamp:
+        """The database's clock."""
+
+    def __init__(
+        self,
+        *,
+        branches: _abc.Iterable[Global___FenceBranch] | None = ...,
+        next_page_token: _builtins.str = ...,
+        fence_id: _builtins.str = ...,
+        now: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["now", b"now"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "fence_id", b"fence_id", "next_page_token", b"next_page_token", "now", b"now"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListBranchesResponse: _TypeAlias = ListBranchesResponse  # noqa: Y015
+
+@_typing.final
+class FenceBranch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    XID_FIELD_NUMBER: _builtins.int
+    BRANCH_ID_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    UPDATE_TIME_FIELD_NUMBER: _builtins.int
+    EXTERNAL_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    xid: _builtins.str
+    branch_id: _builtins.int
+    action: _builtins.str
+    status: Global___FenceStatus.ValueType
+    """Unspecified: a status that this version does not know."""
+    finished: _builtins.bool
+    """Whether the call that gave it this status has ended: if not, it is an external Try, or its handler committed by
+    itself.
+    """
+    external: _builtins.bool
+    """An external Try that has not ended: Cancel settles it."""
+    running: _builtins.bool
+    """It runs, or has stopped less than its lease ago."""
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def update_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        xid: _builtins.str = ...,
+        branch_id: _builtins.int = ...,
+        action: _builtins.str = ...,
+        status: Global___FenceStatus.ValueType = ...,
+        finished: _builtins.bool = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        update_time: _timestamp_pb2.Timestamp | None = ...,
+        external: _builtins.bool = ...,
+        running: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "update_time", b"update_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "branch_id", b"branch_id", "create_time", b"create_time", "external", b"external", "finished", b"finished", "running", b"running", "status", b"status", "update_time", b"update_time", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FenceBranch: _TypeAlias = FenceBranch  # noqa: Y015

@@ -49,10 +49,25 @@ class ParticipantServiceStub(object):
                 request_serializer=tricord_dot_v1_dot_participant__pb2.CancelRequest.SerializeToString,
                 response_deserializer=tricord_dot_v1_dot_participant__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.Settle = channel.unary_unary(
+                '/tricord.v1.ParticipantService/Settle',
+                request_serializer=tricord_dot_v1_dot_participant__pb2.SettleRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_participant__pb2.SettleResponse.FromString,
+                _registered_method=True)
         self.Exchange = channel.stream_stream(
                 '/tricord.v1.ParticipantService/Exchange',
                 request_serializer=tricord_dot_v1_dot_participant__pb2.ExchangeRequest.SerializeToString,
                 response_deserializer=tricord_dot_v1_dot_participant__pb2.ExchangeResponse.FromString,
+                _registered_method=True)
+        self.GetFence = channel.unary_unary(
+                '/tricord.v1.ParticipantService/GetFence',
+                request_serializer=tricord_dot_v1_dot_participant__pb2.GetFenceRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_participant__pb2.GetFenceResponse.FromString,
+                _registered_method=True)
+        self.ListBranches = channel.unary_unary(
+                '/tricord.v1.ParticipantService/ListBranches',
+                request_serializer=tricord_dot_v1_dot_participant__pb2.ListBranchesRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_participant__pb2.ListBranchesResponse.FromString,
                 _registered_method=True)
 
 
@@ -77,9 +92,33 @@ class ParticipantServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Settle(self, request, context):
+        """An operator has resolved the branch by hand: writes that down at the participant and runs nothing. The call's phase
+        says which way. A participant without it answers UNIMPLEMENTED, and is asked again until it has it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Exchange(self, request_iterator, context):
         """Carries many calls on one stream; each reply is sent as its call finishes, in any order. Optional: a
         participant without it answers UNIMPLEMENTED and gets the unary calls.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetFence(self, request, context):
+        """What operators want to know of the fence. Both read only, lock nothing, and are optional, as Exchange is. Errors:
+        INVALID_ARGUMENT, NOT_FOUND (no such participant here), RESOURCE_EXHAUSTED (one is running: ask again),
+        UNAVAILABLE (the database does not answer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBranches(self, request, context):
+        """Pages through the participant's fence rows by xid.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,10 +142,25 @@ def add_ParticipantServiceServicer_to_server(servicer, server):
                     request_deserializer=tricord_dot_v1_dot_participant__pb2.CancelRequest.FromString,
                     response_serializer=tricord_dot_v1_dot_participant__pb2.CancelResponse.SerializeToString,
             ),
+            'Settle': grpc.unary_unary_rpc_method_handler(
+                    servicer.Settle,
+                    request_deserializer=tricord_dot_v1_dot_participant__pb2.SettleRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_participant__pb2.SettleResponse.SerializeToString,
+            ),
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
                     request_deserializer=tricord_dot_v1_dot_participant__pb2.ExchangeRequest.FromString,
                     response_serializer=tricord_dot_v1_dot_participant__pb2.ExchangeResponse.SerializeToString,
+            ),
+            'GetFence': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFence,
+                    request_deserializer=tricord_dot_v1_dot_participant__pb2.GetFenceRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_participant__pb2.GetFenceResponse.SerializeToString,
+            ),
+            'ListBranches': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBranches,
+                    request_deserializer=tricord_dot_v1_dot_participant__pb2.ListBranchesRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_participant__pb2.ListBranchesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -201,6 +255,33 @@ class ParticipantService(object):
             _registered_method=True)
 
     @staticmethod
+    def Settle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.ParticipantService/Settle',
+            tricord_dot_v1_dot_participant__pb2.SettleRequest.SerializeToString,
+            tricord_dot_v1_dot_participant__pb2.SettleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Exchange(request_iterator,
             target,
             options=(),
@@ -217,6 +298,60 @@ class ParticipantService(object):
             '/tricord.v1.ParticipantService/Exchange',
             tricord_dot_v1_dot_participant__pb2.ExchangeRequest.SerializeToString,
             tricord_dot_v1_dot_participant__pb2.ExchangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.ParticipantService/GetFence',
+            tricord_dot_v1_dot_participant__pb2.GetFenceRequest.SerializeToString,
+            tricord_dot_v1_dot_participant__pb2.GetFenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBranches(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.ParticipantService/ListBranches',
+            tricord_dot_v1_dot_participant__pb2.ListBranchesRequest.SerializeToString,
+            tricord_dot_v1_dot_participant__pb2.ListBranchesResponse.FromString,
             options,
             channel_credentials,
             insecure,

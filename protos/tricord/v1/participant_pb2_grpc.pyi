@@ -36,10 +36,21 @@ class ParticipantServiceStub:
     Try: _grpc.UnaryUnaryMultiCallable[_participant_pb2.TryRequest, _participant_pb2.TryResponse]
     Confirm: _grpc.UnaryUnaryMultiCallable[_participant_pb2.ConfirmRequest, _participant_pb2.ConfirmResponse]
     Cancel: _grpc.UnaryUnaryMultiCallable[_participant_pb2.CancelRequest, _participant_pb2.CancelResponse]
+    Settle: _grpc.UnaryUnaryMultiCallable[_participant_pb2.SettleRequest, _participant_pb2.SettleResponse]
+    """An operator has resolved the branch by hand: writes that down at the participant and runs nothing. The call's phase
+    says which way. A participant without it answers UNIMPLEMENTED, and is asked again until it has it.
+    """
     Exchange: _grpc.StreamStreamMultiCallable[_participant_pb2.ExchangeRequest, _participant_pb2.ExchangeResponse]
     """Carries many calls on one stream; each reply is sent as its call finishes, in any order. Optional: a
     participant without it answers UNIMPLEMENTED and gets the unary calls.
     """
+    GetFence: _grpc.UnaryUnaryMultiCallable[_participant_pb2.GetFenceRequest, _participant_pb2.GetFenceResponse]
+    """What operators want to know of the fence. Both read only, lock nothing, and are optional, as Exchange is. Errors:
+    INVALID_ARGUMENT, NOT_FOUND (no such participant here), RESOURCE_EXHAUSTED (one is running: ask again),
+    UNAVAILABLE (the database does not answer).
+    """
+    ListBranches: _grpc.UnaryUnaryMultiCallable[_participant_pb2.ListBranchesRequest, _participant_pb2.ListBranchesResponse]
+    """Pages through the participant's fence rows by xid."""
 
 @_typing.type_check_only
 class ParticipantServiceAsyncStub(ParticipantServiceStub):
@@ -47,10 +58,21 @@ class ParticipantServiceAsyncStub(ParticipantServiceStub):
     Try: _aio.UnaryUnaryMultiCallable[_participant_pb2.TryRequest, _participant_pb2.TryResponse]  # type: ignore[assignment]
     Confirm: _aio.UnaryUnaryMultiCallable[_participant_pb2.ConfirmRequest, _participant_pb2.ConfirmResponse]  # type: ignore[assignment]
     Cancel: _aio.UnaryUnaryMultiCallable[_participant_pb2.CancelRequest, _participant_pb2.CancelResponse]  # type: ignore[assignment]
+    Settle: _aio.UnaryUnaryMultiCallable[_participant_pb2.SettleRequest, _participant_pb2.SettleResponse]  # type: ignore[assignment]
+    """An operator has resolved the branch by hand: writes that down at the participant and runs nothing. The call's phase
+    says which way. A participant without it answers UNIMPLEMENTED, and is asked again until it has it.
+    """
     Exchange: _aio.StreamStreamMultiCallable[_participant_pb2.ExchangeRequest, _participant_pb2.ExchangeResponse]  # type: ignore[assignment]
     """Carries many calls on one stream; each reply is sent as its call finishes, in any order. Optional: a
     participant without it answers UNIMPLEMENTED and gets the unary calls.
     """
+    GetFence: _aio.UnaryUnaryMultiCallable[_participant_pb2.GetFenceRequest, _participant_pb2.GetFenceResponse]  # type: ignore[assignment]
+    """What operators want to know of the fence. Both read only, lock nothing, and are optional, as Exchange is. Errors:
+    INVALID_ARGUMENT, NOT_FOUND (no such participant here), RESOURCE_EXHAUSTED (one is running: ask again),
+    UNAVAILABLE (the database does not answer).
+    """
+    ListBranches: _aio.UnaryUnaryMultiCallable[_participant_pb2.ListBranchesRequest, _participant_pb2.ListBranchesResponse]  # type: ignore[assignment]
+    """Pages through the participant's fence rows by xid."""
 
 class ParticipantServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -75,6 +97,16 @@ class ParticipantServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_participant_pb2.CancelResponse, _abc.Awaitable[_participant_pb2.CancelResponse]]: ...
 
     @_abc_1.abstractmethod
+    def Settle(
+        self,
+        request: _participant_pb2.SettleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_participant_pb2.SettleResponse, _abc.Awaitable[_participant_pb2.SettleResponse]]:
+        """An operator has resolved the branch by hand: writes that down at the participant and runs nothing. The call's phase
+        says which way. A participant without it answers UNIMPLEMENTED, and is asked again until it has it.
+        """
+
+    @_abc_1.abstractmethod
     def Exchange(
         self,
         request_iterator: _MaybeAsyncIterator[_participant_pb2.ExchangeRequest],
@@ -83,5 +115,24 @@ class ParticipantServiceServicer(metaclass=_abc_1.ABCMeta):
         """Carries many calls on one stream; each reply is sent as its call finishes, in any order. Optional: a
         participant without it answers UNIMPLEMENTED and gets the unary calls.
         """
+
+    @_abc_1.abstractmethod
+    def GetFence(
+        self,
+        request: _participant_pb2.GetFenceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_participant_pb2.GetFenceResponse, _abc.Awaitable[_participant_pb2.GetFenceResponse]]:
+        """What operators want to know of the fence. Both read only, lock nothing, and are optional, as Exchange is. Errors:
+        INVALID_ARGUMENT, NOT_FOUND (no such participant here), RESOURCE_EXHAUSTED (one is running: ask again),
+        UNAVAILABLE (the database does not answer).
+        """
+
+    @_abc_1.abstractmethod
+    def ListBranches(
+        self,
+        request: _participant_pb2.ListBranchesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_participant_pb2.ListBranchesResponse, _abc.Awaitable[_participant_pb2.ListBranchesResponse]]:
+        """Pages through the participant's fence rows by xid."""
 
 def add_ParticipantServiceServicer_to_server(servicer: ParticipantServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tricord/v1/types.proto\x12\ntricord.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"-\n\x07Payload\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x02 \x01(\t\"*\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xc1\x03\n\x06\x42ranch\x12\x11\n\tbranch_id\x18\x01 \x01(\r\x12\x13\n\x0bparticipant\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x03 \x01(\t\x12$\n\x07payload\x18\x04 \x01(\x0b\x32\x13.tricord.v1.Payload\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.tricord.v1.BranchState\x12#\n\x06result\x18\x06 \x01(\x0b\x32\x13.tricord.v1.Payload\x12$\n\x07refusal\x18\x07 \x01(\x0b\x32\x13.tricord.v1.Refusal\x12\x10\n\x08\x61ttempts\x18\x08 \x01(\r\x12\x12\n\nlast_error\x18\t \x01(\t\x12\x35\n\x11next_attempt_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nbranch_key\x18\x0b \x01(\t\x12\x10\n\x08\x65nlisted\x18\x0c \x01(\x08\x12\x18\n\x10parent_branch_id\x18\r \x01(\r\x12\x18\n\x10tried_branch_ids\x18\x0e \x03(\r\x12/\n\x0c\x63\x61ll_timeout\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\"\xea\x04\n\x0bTransaction\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\x12+\n\x05state\x18\x03 \x01(\x0e\x32\x1c.tricord.v1.TransactionState\x12(\n\tattention\x18\x04 \x01(\x0e\x32\x15.tricord.v1.Attention\x12$\n\x08\x62ranches\x18\x05 \x03(\x0b\x32\x12.tricord.v1.Branch\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rdeadline_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0b\x64\x65\x63ide_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rcancel_reason\x18\x0b \x01(\t\x12\x0f\n\x07version\x18\x0c \x01(\x04\x12\x37\n\x08metadata\x18\r \x03(\x0b\x32%.tricord.v1.Transaction.MetadataEntry\x12\x13\n\x0binteractive\x18\x0e \x01(\x08\x12\x0e\n\x06sealed\x18\x0f \x01(\x08\x12\x0f\n\x07ordered\x18\x10 \x01(\x08\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xd9\x01\n\x10TransactionState\x12!\n\x1dTRANSACTION_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18TRANSACTION_STATE_TRYING\x10\x01\x12 \n\x1cTRANSACTION_STATE_CONFIRMING\x10\x02\x12\x1f\n\x1bTRANSACTION_STATE_CONFIRMED\x10\x03\x12 \n\x1cTRANSACTION_STATE_CANCELLING\x10\x04\x12\x1f\n\x1bTRANSACTION_STATE_CANCELLED\x10\x05*\xaf\x01\n\x0b\x42ranchState\x12\x1c\n\x18\x42RANCH_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42RANCH_STATE_PENDING\x10\x01\x12\x16\n\x12\x42RANCH_STATE_TRIED\x10\x02\x12\x18\n\x14\x42RANCH_STATE_REFUSED\x10\x03\x12\x1a\n\x16\x42RANCH_STATE_CONFIRMED\x10\x04\x12\x1a\n\x16\x42RANCH_STATE_CANCELLED\x10\x05*k\n\tAttention\x12\x19\n\x15\x41TTENTION_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x41TTENTION_NONE\x10\x01\x12\x16\n\x12\x41TTENTION_RETRYING\x10\x02\x12\x17\n\x13\x41TTENTION_VIOLATION\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tricord/v1/types.proto\x12\ntricord.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"-\n\x07Payload\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x02 \x01(\t\"*\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xed\x03\n\x06\x42ranch\x12\x11\n\tbranch_id\x18\x01 \x01(\r\x12\x13\n\x0bparticipant\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x03 \x01(\t\x12$\n\x07payload\x18\x04 \x01(\x0b\x32\x13.tricord.v1.Payload\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.tricord.v1.BranchState\x12#\n\x06result\x18\x06 \x01(\x0b\x32\x13.tricord.v1.Payload\x12$\n\x07refusal\x18\x07 \x01(\x0b\x32\x13.tricord.v1.Refusal\x12\x10\n\x08\x61ttempts\x18\x08 \x01(\r\x12\x12\n\nlast_error\x18\t \x01(\t\x12\x35\n\x11next_attempt_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nbranch_key\x18\x0b \x01(\t\x12\x10\n\x08\x65nlisted\x18\x0c \x01(\x08\x12\x18\n\x10parent_branch_id\x18\r \x01(\r\x12\x18\n\x10tried_branch_ids\x18\x0e \x03(\r\x12/\n\x0c\x63\x61ll_timeout\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\nresolution\x18\x10 \x01(\x0b\x32\x16.tricord.v1.Resolution\"\x86\x01\n\nResolution\x12/\n\x0eresolved_state\x18\x01 \x01(\x0e\x32\x17.tricord.v1.BranchState\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12(\n\x04time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xdd\x05\n\x0bTransaction\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\x12+\n\x05state\x18\x03 \x01(\x0e\x32\x1c.tricord.v1.TransactionState\x12(\n\tattention\x18\x04 \x01(\x0e\x32\x15.tricord.v1.Attention\x12$\n\x08\x62ranches\x18\x05 \x03(\x0b\x32\x12.tricord.v1.Branch\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rdeadline_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x07timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0b\x64\x65\x63ide_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rcancel_reason\x18\x0b \x01(\t\x12\x0f\n\x07version\x18\x0c \x01(\x04\x12\x37\n\x08metadata\x18\r \x03(\x0b\x32%.tricord.v1.Transaction.MetadataEntry\x12\x13\n\x0binteractive\x18\x0e \x01(\x08\x12\x0e\n\x06sealed\x18\x0f \x01(\x08\x12\x0f\n\x07ordered\x18\x10 \x01(\x08\x12\x33\n\x06labels\x18\x11 \x03(\x0b\x32#.tricord.v1.Transaction.LabelsEntry\x12\r\n\x05mixed\x18\x12 \x01(\x08\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xd9\x01\n\x10TransactionState\x12!\n\x1dTRANSACTION_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18TRANSACTION_STATE_TRYING\x10\x01\x12 \n\x1cTRANSACTION_STATE_CONFIRMING\x10\x02\x12\x1f\n\x1bTRANSACTION_STATE_CONFIRMED\x10\x03\x12 \n\x1cTRANSACTION_STATE_CANCELLING\x10\x04\x12\x1f\n\x1bTRANSACTION_STATE_CANCELLED\x10\x05*\xaf\x01\n\x0b\x42ranchState\x12\x1c\n\x18\x42RANCH_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42RANCH_STATE_PENDING\x10\x01\x12\x16\n\x12\x42RANCH_STATE_TRIED\x10\x02\x12\x18\n\x14\x42RANCH_STATE_REFUSED\x10\x03\x12\x1a\n\x16\x42RANCH_STATE_CONFIRMED\x10\x04\x12\x1a\n\x16\x42RANCH_STATE_CANCELLED\x10\x05*k\n\tAttention\x12\x19\n\x15\x41TTENTION_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x41TTENTION_NONE\x10\x01\x12\x16\n\x12\x41TTENTION_RETRYING\x10\x02\x12\x17\n\x13\x41TTENTION_VIOLATION\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,20 +35,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRANSACTION_METADATAENTRY']._loaded_options = None
   _globals['_TRANSACTION_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_TRANSACTIONSTATE']._serialized_start=1268
-  _globals['_TRANSACTIONSTATE']._serialized_end=1485
-  _globals['_BRANCHSTATE']._serialized_start=1488
-  _globals['_BRANCHSTATE']._serialized_end=1663
-  _globals['_ATTENTION']._serialized_start=1665
-  _globals['_ATTENTION']._serialized_end=1772
+  _globals['_TRANSACTION_LABELSENTRY']._loaded_options = None
+  _globals['_TRANSACTION_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_TRANSACTIONSTATE']._serialized_start=1564
+  _globals['_TRANSACTIONSTATE']._serialized_end=1781
+  _globals['_BRANCHSTATE']._serialized_start=1784
+  _globals['_BRANCHSTATE']._serialized_end=1959
+  _globals['_ATTENTION']._serialized_start=1961
+  _globals['_ATTENTION']._serialized_end=2068
   _globals['_PAYLOAD']._serialized_start=103
   _globals['_PAYLOAD']._serialized_end=148
   _globals['_REFUSAL']._serialized_start=150
   _globals['_REFUSAL']._serialized_end=192
   _globals['_BRANCH']._serialized_start=195
-  _globals['_BRANCH']._serialized_end=644
-  _globals['_TRANSACTION']._serialized_start=647
-  _globals['_TRANSACTION']._serialized_end=1265
-  _globals['_TRANSACTION_METADATAENTRY']._serialized_start=1218
-  _globals['_TRANSACTION_METADATAENTRY']._serialized_end=1265
+  _globals['_BRANCH']._serialized_end=688
+  _globals['_RESOLUTION']._serialized_start=691
+  _globals['_RESOLUTION']._serialized_end=825
+  _globals['_TRANSACTION']._serialized_start=828
+  _globals['_TRANSACTION']._serialized_end=1561
+  _globals['_TRANSACTION_METADATAENTRY']._serialized_start=1467
+  _globals['_TRANSACTION_METADATAENTRY']._serialized_end=1514
+  _globals['_TRANSACTION_LABELSENTRY']._serialized_start=1516
+  _globals['_TRANSACTION_LABELSENTRY']._serialized_end=1561
 # @@protoc_insertion_point(module_scope)

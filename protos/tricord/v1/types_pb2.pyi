@@ -165,6 +165,7 @@ class Branch(_message.Message):
     PARENT_BRANCH_ID_FIELD_NUMBER: _builtins.int
     TRIED_BRANCH_IDS_FIELD_NUMBER: _builtins.int
     CALL_TIMEOUT_FIELD_NUMBER: _builtins.int
+    RESOLUTION_FIELD_NUMBER: _builtins.int
     branch_id: _builtins.int
     """1, 2, ... in the transaction."""
     participant: _builtins.str
@@ -201,6 +202,10 @@ class Branch(_message.Message):
         Transaction.timeout is another thing. Set by OperatorService only.
         """
 
+    @_builtins.property
+    def resolution(self) -> Global___Resolution:
+        """An operator has resolved it by hand; its participant's Confirm or Cancel is not called any more."""
+
     def __init__(
         self,
         *,
@@ -219,14 +224,48 @@ class Branch(_message.Message):
         parent_branch_id: _builtins.int = ...,
         tried_branch_ids: _abc.Iterable[_builtins.int] | None = ...,
         call_timeout: _duration_pb2.Duration | None = ...,
+        resolution: Global___Resolution | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call_timeout", b"call_timeout", "next_attempt_time", b"next_attempt_time", "payload", b"payload", "refusal", b"refusal", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call_timeout", b"call_timeout", "next_attempt_time", b"next_attempt_time", "payload", b"payload", "refusal", b"refusal", "resolution", b"resolution", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attempts", b"attempts", "branch_id", b"branch_id", "branch_key", b"branch_key", "call_timeout", b"call_timeout", "enlisted", b"enlisted", "last_error", b"last_error", "next_attempt_time", b"next_attempt_time", "parent_branch_id", b"parent_branch_id", "participant", b"participant", "payload", b"payload", "refusal", b"refusal", "result", b"result", "state", b"state", "tried_branch_ids", b"tried_branch_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attempts", b"attempts", "branch_id", b"branch_id", "branch_key", b"branch_key", "call_timeout", b"call_timeout", "enlisted", b"enlisted", "last_error", b"last_error", "next_attempt_time", b"next_attempt_time", "parent_branch_id", b"parent_branch_id", "participant", b"participant", "payload", b"payload", "refusal", b"refusal", "resolution", b"resolution", "result", b"result", "state", b"state", "tried_branch_ids", b"tried_branch_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Branch: _TypeAlias = Branch  # noqa: Y015
+
+@_typing.final
+class Resolution(_message.Message):
+    """How an operator has resolved a branch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESOLVED_STATE_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    resolved_state: Global___BranchState.ValueType
+    """BRANCH_STATE_CONFIRMED or BRANCH_STATE_CANCELLED."""
+    actor: _builtins.str
+    """By the name that was given, which is not proven."""
+    reason: _builtins.str
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        resolved_state: Global___BranchState.ValueType = ...,
+        actor: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "reason", b"reason", "resolved_state", b"resolved_state", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resolution: _TypeAlias = Resolution  # noqa: Y015
 
 @_typing.final
 class Transaction(_message.Message):
@@ -234,6 +273,26 @@ class Transaction(_message.Message):
 
     @_typing.final
     class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -268,6 +327,8 @@ class Transaction(_message.Message):
     INTERACTIVE_FIELD_NUMBER: _builtins.int
     SEALED_FIELD_NUMBER: _builtins.int
     ORDERED_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    MIXED_FIELD_NUMBER: _builtins.int
     xid: _builtins.str
     idempotency_key: _builtins.str
     state: Global___TransactionState.ValueType
@@ -281,6 +342,8 @@ class Transaction(_message.Message):
     """No branch can be added by the initiator any more."""
     ordered: _builtins.bool
     """The branches are tried one after another."""
+    mixed: _builtins.bool
+    """A branch was resolved by hand against the decision, at some time. Never taken back."""
     @_builtins.property
     def branches(self) -> _containers.RepeatedCompositeFieldContainer[Global___Branch]: ...
     @_builtins.property
@@ -301,6 +364,10 @@ class Transaction(_message.Message):
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """What the initiator sent along."""
 
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What it can be found by."""
+
     def __init__(
         self,
         *,
@@ -320,10 +387,12 @@ class Transaction(_message.Message):
         interactive: _builtins.bool = ...,
         sealed: _builtins.bool = ...,
         ordered: _builtins.bool = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        mixed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "deadline_time", b"deadline_time", "decide_time", b"decide_time", "timeout", b"timeout", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "branches", b"branches", "cancel_reason", b"cancel_reason", "create_time", b"create_time", "deadline_time", b"deadline_time", "decide_time", b"decide_time", "idempotency_key", b"idempotency_key", "interactive", b"interactive", "metadata", b"metadata", "ordered", b"ordered", "sealed", b"sealed", "state", b"state", "timeout", b"timeout", "update_time", b"update_time", "version", b"version", "xid", b"xid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "branches", b"branches", "cancel_reason", b"cancel_reason", "create_time", b"create_time", "deadline_time", b"deadline_time", "decide_time", b"decide_time", "idempotency_key", b"idempotency_key", "interactive", b"interactive", "labels", b"labels", "metadata", b"metadata", "mixed", b"mixed", "ordered", b"ordered", "sealed", b"sealed", "state", b"state", "timeout", b"timeout", "update_time", b"update_time", "version", b"version", "xid", b"xid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

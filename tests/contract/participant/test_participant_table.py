@@ -9,6 +9,8 @@ from tests.contract.participant.world import (
     CONFIRM,
     DONE,
     REFUSED,
+    SETTLE_CANCELLED,
+    SETTLE_CONFIRMED,
     TRY,
     UNKNOWN,
     VIOLATION,
@@ -44,6 +46,16 @@ CELLS = [
     (CANCEL, "committed", VIOLATION, 0, COMMITTED),
     (CANCEL, "rollbacked", DONE, 0, ROLLBACKED),
     (CANCEL, "suspended", DONE, 0, SUSPENDED),
+    (SETTLE_CONFIRMED, "no row", DONE, 0, SUSPENDED),
+    (SETTLE_CONFIRMED, "tried", DONE, 0, COMMITTED),
+    (SETTLE_CONFIRMED, "committed", DONE, 0, COMMITTED),
+    (SETTLE_CONFIRMED, "rollbacked", VIOLATION, 0, ROLLBACKED),
+    (SETTLE_CONFIRMED, "suspended", DONE, 0, SUSPENDED),
+    (SETTLE_CANCELLED, "no row", DONE, 0, SUSPENDED),
+    (SETTLE_CANCELLED, "tried", DONE, 0, ROLLBACKED),
+    (SETTLE_CANCELLED, "committed", VIOLATION, 0, COMMITTED),
+    (SETTLE_CANCELLED, "rollbacked", DONE, 0, ROLLBACKED),
+    (SETTLE_CANCELLED, "suspended", DONE, 0, SUSPENDED),
 ]
 
 
@@ -115,13 +127,33 @@ async def test_a_try_after_its_cancel_is_refused(world: World) -> None:
     assert world.effects(xid) == []
 
 
+async def test_what_was_settled_runs_no_handler_any_more(world: World) -> None:
+    """A Confirm or Cancel that was still on its way (rule G1)."""
+    for settle, same, opposite in ((SETTLE_CONFIRMED, CONFIRM, CANCEL), (SETTLE_CANCELLED, CANCEL, CONFIRM)):
+        xid = new_xid()
+        await world.call(TRY, xid)
+        assert (await world.call(settle, xid)).outcome == DONE
+        assert (await world.call(same, xid)).outcome == DONE
+        assert (await world.call(opposite, xid)).outcome == VIOLATION
+        assert world.effects(xid) == ["try"]
+        assert (await world.call(TRY, new_xid(), attempt=2)).outcome == DONE
+
+
+async def test_settling_needs_no_handler_and_no_payload_that_decodes(world: World) -> None:
+    for settle in (SETTLE_CONFIRMED, SETTLE_CANCELLED):
+        xid = new_xid()
+        assert (await world.call(settle, xid, action="gone")).outcome == DONE
+        late = await world.call(TRY, xid, action="gone")
+        assert (late.outcome, late.refusal.reason) == (REFUSED, "suspended")
+
+
 @pytest.mark.parametrize("history", ["tried", "committed", "rollbacked", "suspended"])
 async def test_the_same_branch_with_another_payload_is_a_violation(world: World, history: str) -> None:
     xid = new_xid()
     for earlier in HISTORIES[history]:
         await world.call(earlier, xid)
     effects, status = world.effects(xid), world.status(xid)
-    for phase in (TRY, CONFIRM, CANCEL):
+    for phase in (TRY, CONFIRM, CANCEL, SETTLE_CONFIRMED, SETTLE_CANCELLED):
         for changes in ({"payload": payload_of(amount=11)}, {"action": "credit"}):
             reply = await world.call(phase, xid, **changes)
             assert reply.outcome == VIOLATION

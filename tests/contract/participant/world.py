@@ -22,6 +22,8 @@ from participant_sdk.payload import encode
 from tricord.v1 import participant_pb2, participant_pb2_grpc, types_pb2
 
 TRY, CONFIRM, CANCEL = participant_pb2.PHASE_TRY, participant_pb2.PHASE_CONFIRM, participant_pb2.PHASE_CANCEL
+SETTLE_CONFIRMED = participant_pb2.PHASE_SETTLE_CONFIRMED
+SETTLE_CANCELLED = participant_pb2.PHASE_SETTLE_CANCELLED
 DONE, REFUSED = participant_pb2.OUTCOME_DONE, participant_pb2.OUTCOME_REFUSED
 UNKNOWN, VIOLATION = participant_pb2.OUTCOME_UNKNOWN, participant_pb2.OUTCOME_VIOLATION
 
@@ -305,6 +307,8 @@ class World:
             reply = (await self.stub.Try(participant_pb2.TryRequest(call=message))).reply
         elif phase == CONFIRM:
             reply = (await self.stub.Confirm(participant_pb2.ConfirmRequest(call=message))).reply
+        elif phase in (SETTLE_CONFIRMED, SETTLE_CANCELLED):
+            reply = (await self.stub.Settle(participant_pb2.SettleRequest(call=message))).reply
         else:
             reply = (await self.stub.Cancel(participant_pb2.CancelRequest(call=message))).reply
         assert reply.call_id == message.call_id

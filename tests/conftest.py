@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from participant_sdk.context import bound, current_xid
 from tests.mariadb import MariaDbServer
 from tests.postgres import PostgresServer
 from tests.servers import LocalServer, ServerUnavailable
@@ -15,6 +16,16 @@ IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 DATABASE_FIXTURES = {"postgres_server", "pg_database", "own_server", "mariadb_server", "mariadb_database"}
 
 Server = TypeVar("Server", bound=LocalServer)
+
+
+@pytest.fixture(autouse=True)
+def _no_transaction_is_left() -> Iterator[None]:
+    """Whoever leaves a transaction in the context that all tests share fails himself, and not those after him."""
+    yield
+    left = current_xid()
+    if left is not None:
+        bound(None).__enter__()
+        pytest.fail(f"it has left transaction {left} in the context")
 
 
 @contextmanager

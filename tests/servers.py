@@ -28,6 +28,9 @@ _START_ATTEMPTS = 5
 _STOP_SECONDS = 20.0
 # Below the range that Linux hands out to client sockets: one of those could hold the port while the server is down.
 _PORTS = range(15_000, 32_000)
+_WORKERS_MAX = 8
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_given: set[int] = set()
 # Ends the server and removes its files when our end of the pipe closes, which even SIGKILL of this process does.
 _WATCHDOG = 'read -r _; kill -QUIT "$1"; sleep 1; kill -KILL "$1"; rm -rf "$2"'
 
@@ -268,13 +271,22 @@ def quiet(identity: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on, and that no client socket will take."""
-    for port in random.SystemRandom().sample(_PORTS, 200):
+    """A port of loopback that nobody listens on, and that no client socket will take.
+
+    Nor does any other test, as long as it can be helped: who listened there may only be down for a moment.
+    """
+    mine = _PORTS[_WORKER % _WORKERS_MAX :: _WORKERS_MAX]
+    for port in random.SystemRandom().sample(mine, 200):
+        if port in _given:
+            continue
         with socket.socket() as probe:
             # A port in TIME_WAIT is free for a server.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
+                _given.add(port)
+                if len(_given) > len(mine) // 2:
+                    _given.clear()
                 return port
     raise ServerUnavailable("no free port")
 

@@ -77,7 +77,7 @@ def test_json_lines_and_pages(filled: Filled) -> None:
     assert filled.numbers("--limit", "2", "--page-token", run.stderr.split()[-1]) == [1]
     other = filled.run("--order", "oldest", "--page-token", run.stderr.split()[-1])
     assert other.returncode == USAGE
-    assert "page_token: belongs to a list with another filter or order" in other.stderr
+    assert "page_token: belongs to a request with other filters" in other.stderr
 
 
 def test_a_wide_table_has_more_columns(filled: Filled) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -87,7 +88,7 @@ def test_an_evening_is_booked_once(guide: Guide, town: None, coordinator: str, t
     evening = guide.load("evening")
     with TricordClient(coordinator) as client:
         tx = client.transaction(idempotency_key="evening-1", timeout=30)
-        tx.__enter__()
+        contextvars.copy_context().run(tx.__enter__)
         seat = branch("theatre", "book", {"show": "Hamlet", "number": "A1"})
         tx.try_(seat, branch_key="seat-A1")  # and the process dies
         codes = evening.book(client, "1", ["A1", "A2"])

@@ -83,9 +83,9 @@ def test_it_may_be_reversed_until_it_is_acknowledged(scene: OperatorScene) -> No
     resolve(scene, xid, CANCELLED)
     assert resolve(scene, xid, CANCELLED).branches[0].resolution.actor == "alice"  # a repeat changes nothing
     scene.bank.wait_for(1, "SETTLE_CANCELLED")
-    scene.settles.set()
     tx = resolve(scene, xid, CONFIRMED)
     assert (tx.mixed, tx.branches[0].resolution.resolved_state) == (True, CONFIRMED)
+    scene.settles.set()
     assert states(scene.finished(xid)) == ["CONFIRMED", "CONFIRMED"]
     answer = refused(scene.operators[0].Resolve, resolve_request(xid, CANCELLED))
     assert (answer.code, answer.reason) == (CONFLICT, "ANSWERED")

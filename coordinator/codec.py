@@ -141,6 +141,14 @@ def transaction(row: Row) -> Transaction:
         raise UnreadableRow(f"transaction {row.xid.hex()} cannot be read: {error}") from error
 
 
+def readable(row: Row) -> Transaction | None:
+    """The transaction in a row; None if this program cannot read it."""
+    try:
+        return transaction(row)
+    except UnreadableRow:
+        return None
+
+
 def _participants(spec: Spec) -> str:
     names = ",".join(sorted({branch.participant for branch in spec.branches}))
     return f",{names}," if names else ""

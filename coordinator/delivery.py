@@ -43,16 +43,16 @@ class AddressHealth(NamedTuple):
 class _Route:
     """Where the calls of one action go."""
 
-    __slots__ = ("_links", "_turn", "fence_id")
+    __slots__ = ("_turn", "fence_id", "links")
 
     def __init__(self, links: tuple[Link, ...], fence_id: str) -> None:
         self.fence_id = fence_id
-        self._links = links
+        self.links = links
         self._turn = random.randrange(len(links)) if links else 0
 
     def next(self) -> Link | None:
         """The link whose turn it is; None if none takes a call now."""
-        links = self._links
+        links = self.links
         for _ in links:
             self._turn = turn = (self._turn + 1) % len(links)
             if links[turn].takes():
@@ -61,20 +61,15 @@ class _Route:
 
     def crowded(self) -> bool:
         """Whether too many calls wait for an address to come back, and none can go anywhere else."""
-        return bool(self._links) and all(link.breaker.crowded() for link in self._links)
-
-    @property
-    def links(self) -> tuple[Link, ...]:
-        """All of them."""
-        return self._links
+        return bool(self.links) and all(link.breaker.crowded() for link in self.links)
 
     def longest_ms(self) -> float:
         """When the last of those should come that are put off."""
-        return max(link.breaker.longest_ms(PUT_OFF_MS_MAX) for link in self._links)
+        return max(link.breaker.longest_ms(PUT_OFF_MS_MAX) for link in self.links)
 
     def nearest(self) -> Link | None:
         """The link that is likely to take a call first, when none does now."""
-        return min(self._links, key=lambda link: (not link.breaker.closed, link.breaker.probe_at_s), default=None)
+        return min(self.links, key=lambda link: (not link.breaker.closed, link.breaker.probe_at_s), default=None)
 
 
 class Delivery:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TypeAlias
 
-from .codec import UnreadableRow, transaction
+from .codec import readable
 from .config import Settings
 from .delivery import PUT_OFF_MS_MAX
 from .delivery_fence import FenceLink, FenceUnanswered, fence_link
@@ -30,7 +30,7 @@ from .doctor import (
 from .doctor_fence import is_suspect, of_row
 from .doctor_open import OpenFacts, OpenTally, of_finished
 from .ids import parse_xid
-from .model import FORMAT, State, Transaction
+from .model import FORMAT, State
 from .participants import Participants
 from .store import examine, schema
 from .store.registry import KnownParticipant
@@ -118,17 +118,17 @@ class Examination:
 
     async def _compare(self, name: str, link: FenceLink) -> AsyncIterator[Finding]:
         async for rows in link.rows(self._grace_ms, FENCE_PAGES_MAX):
-            readable = [row for row in rows if parse_xid(row.xid) is not None]
-            xids = sorted({bytes.fromhex(row.xid) for row in readable})
+            named = [row for row in rows if parse_xid(row.xid) is not None]
+            xids = sorted({bytes.fromhex(row.xid) for row in named})
             states: Mapping[bytes, int] = {}
             if xids:
                 states = (await self._store.look_up(xids)).states
-            for row in readable:
+            for row in named:
                 xid = bytes.fromhex(row.xid)
                 if not is_suspect(row, states.get(xid)):
                     continue
                 stored = await self._store.get(xid=xid) if xid in states else None
-                tx = None if stored is None else read(stored)
+                tx = None if stored is None else readable(stored)
                 if stored is not None and tx is None:
                     continue  # a newer program's: that one can judge it
                 finding = of_row(name, row, tx, self._limits())
@@ -143,7 +143,7 @@ class Examination:
         async for rows in self._open_pages():
             for row in rows:
                 if not self._only or f",{self._only}," in row.participants:
-                    for finding in tally.take(OpenFacts(row.xid.hex(), row.format, row.wake_ms or 0, read(row))):
+                    for finding in tally.take(OpenFacts(row.xid.hex(), row.format, row.wake_ms or 0, readable(row))):
                         yield finding
         for finding in tally.together():
             yield finding
@@ -177,11 +177,3 @@ def registered(known: KnownParticipant) -> Registered:
         tuple(instance.address for instance in known.instances),
         frozenset(known.actions.values()) | frozenset(known.withdrawn.values()),
     )
-
-
-def read(row: Row) -> Transaction | None:
-    """The transaction in a row; None if this program cannot read it."""
-    try:
-        return transaction(row)
-    except UnreadableRow:
-        return None

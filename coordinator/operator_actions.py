@@ -13,7 +13,7 @@ from tricord.v1 import operator_pb2 as pb
 from tricord.v1 import operator_pb2_grpc as pb_grpc
 from tricord.v1 import types_pb2
 
-from .codec import UnreadableRow, transaction
+from .codec import readable
 from .engine import Engine, FormatNotReady, UnknownXid
 from .errors import InvalidRequest, Violation
 from .filters_tree import And, Field, Node, Or, Term
@@ -38,7 +38,7 @@ from .orders import Resolve as ResolveOrder
 from .orders import Retry as RetryOrder
 from .rpc import Context, answering
 from .store.audit import AuditFilter, AuditRow
-from .store.rows import ListFilter, Row, RowRejected, StoreError
+from .store.rows import ListFilter, RowRejected, StoreError
 from .wire import check_name, duration_ms, read_xid, transaction_message
 from .wire_open import raise_wrong, xid_of
 
@@ -124,7 +124,7 @@ class OperatorActions(pb_grpc.OperatorServiceServicer):
             )
         )
         order = RetryOrder(request.participant)
-        found = [tx for row in rows[:limit] if (tx := _read(row)) is not None and self._would_change(tx, order)]
+        found = [tx for row in rows[:limit] if (tx := readable(row)) is not None and self._would_change(tx, order)]
         response = pb.RetryManyResponse(count=len(found))
         if len(rows) > limit:
             response.next_page_token = make_token(filters, rows[limit - 1].xid)
@@ -255,10 +255,3 @@ def _ended(task: asyncio.Task[Any]) -> None:
 def _of_participant(name: str, states: Sequence[int]) -> Node:
     of_state = tuple(Term(Field.STATE, "=", state) for state in states)
     return And((Term(Field.PARTICIPANT, "=", name), Or(of_state) if len(of_state) > 1 else of_state[0]))
-
-
-def _read(row: Row) -> Transaction | None:
-    try:
-        return transaction(row)
-    except UnreadableRow:
-        return None  # `List` shows it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tricord.v1 import operator_pb2 as pb
@@ -16,6 +16,7 @@ from .participants import Participants
 from .rpc import Context, answering
 from .store.open_rows import OpenRows
 from .store.registry import Instance, KnownParticipant
+from .store.rows import names_of
 from .wire import check_name, timestamp
 
 PAGE_SIZE_DEFAULT = 100
@@ -59,7 +60,7 @@ class OperatorParticipants(pb_grpc.OperatorServiceServicer):
         heard = await self._engine.store.heard()
         opened = await self._engine.store.count_open()
         backlogs = backlogs_of(opened)
-        known = {participant.name: participant for participant in self._participants.all()}
+        known = self._participants.known
         names = sorted(name for name in {*known, *backlogs} if name > request.page_token)
         if request.participant:
             names = [name for name in names if name == request.participant]
@@ -117,14 +118,10 @@ def backlogs_of(opened: OpenRows) -> Mapping[str, Backlog]:
     """How many of the open transactions have each participant."""
     backlogs: dict[str, Backlog] = {}
     for group in opened.groups:
-        for name in _names(group.participants):
+        for name in names_of(group.participants):
             before = backlogs.get(name) or Backlog(0, group.oldest_ms)
             backlogs[name] = Backlog(before.transactions + group.transactions, min(before.oldest_ms, group.oldest_ms))
     return backlogs
-
-
-def _names(participants: str) -> Iterable[str]:
-    return {name for name in participants.split(",") if name}
 
 
 def _health_message(health: AddressHealth) -> pb.AddressHealth:

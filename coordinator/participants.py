@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import structlog
 
@@ -66,10 +66,6 @@ class Participants:
     def doubt(self) -> None:
         """Calls do not get through to where a participant was last heard of: look again, in the background."""
         self._read_if_older(DOUBT_S)
-
-    def all(self) -> Sequence[KnownParticipant]:
-        """All of them as last heard, by name."""
-        return [self._known[name] for name in sorted(self._known)]
 
     def is_configured(self, name: str, address: str) -> bool:
         """Whether the configuration names this instance."""

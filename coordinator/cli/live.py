@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 2.0
 ROWS_MAX = 1_000
-"""Open transactions, the newest ones, that are looked at for attention."""
+"""Open transactions with attention that are shown at the most, the newest ones."""
 _BELOW_ROWS = 22
 """Lines of a terminal that the figures take."""
 _NEEDS_A_PERSON = "attention != NONE AND (state = TRYING OR state = CONFIRMING OR state = CANCELLING)"

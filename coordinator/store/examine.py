@@ -8,7 +8,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from . import schema
-from .rows import Row
+from .rows import Row, read_row
 
 OPEN_ROWS = 100
 """Rows of one page; whole ones, with their payloads."""
@@ -34,7 +34,7 @@ def open_rows(connection: sa.Connection, after: After) -> Sequence[Row]:
     keys = sa.tuple_(_t.c.wake_ms, _t.c.xid) > sa.tuple_(sa.literal(after.wake_ms), sa.literal(after.xid))
     found = sa.select(_t).where(_t.c.wake_ms.is_not(None), _t.c.wake_ms >= after.wake_ms, keys)
     rows = connection.execute(found.order_by(_t.c.wake_ms, _t.c.xid).limit(OPEN_ROWS))
-    return [row._replace(key=row.key or b"") for row in map(Row._make, rows)]
+    return [read_row(row) for row in rows]
 
 
 def finished_with_attention(connection: sa.Connection, states: Sequence[int]) -> Sequence[tuple[bytes, str]]:

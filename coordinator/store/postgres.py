@@ -25,7 +25,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int8BinaryDumper
 
 from ..model import FORMAT, State
-from .rows import Batch, Claim, Fault, PutOff, Row, StoreError, StoreUnreachable
+from .rows import Batch, Claim, Fault, PutOff, Row, StoreError, StoreUnreachable, read_row
 from .schema import APPLICATION_NAME, UNKNOWN_INCARNATION
 
 _log = structlog.get_logger(__name__)
@@ -220,7 +220,7 @@ class PostgresBackend:
             off = rest[0][0]
             found = [values[1:] for values in rest if values[1] is not None]
         now_ms, next_ms = connection.execute(_PEEK, prepare=True).fetchone() or (now_ms, None)
-        return Claim([_row(values) for values in found], now_ms, next_ms, off)
+        return Claim([read_row(values) for values in found], now_ms, next_ms, off)
 
     def states(self, connection: sa.Connection, xids: Sequence[bytes]) -> Mapping[bytes, int]:
         # A plan made while the table was small would be kept; it holds for this local transaction only.
@@ -285,12 +285,12 @@ class PostgresBackend:
         """Which rows stand, after a flush that met at least one conflict. It has been committed by now."""
         rows = [*batch.begins, *batch.saves]
         found = connection.execute(_STANDING, ([row.xid for row in rows],), binary=True).fetchall()
-        by_xid = {row.xid: row for row in map(_row, found)}
+        by_xid = {row.xid: row for row in map(read_row, found)}
         keys = [row.key for row in batch.begins if row.key and row.xid not in by_xid]
         by_key: dict[bytes, Row] = {}
         if keys:
             found = connection.execute(_HOLDERS, (keys,), binary=True).fetchall()
-            by_key = {row.key: row for row in map(_row, found)}
+            by_key = {row.key: row for row in map(read_row, found)}
         standing: list[Row | None] = []
         for row in rows:
             other = by_xid.get(row.xid) or by_key.get(row.key) or Row(row.xid)
@@ -374,11 +374,6 @@ def _save_arrays(rows: Sequence[Row]) -> list[Any]:
         [row.updated_ms for row in rows],
         [row.progress for row in rows],
     ]
-
-
-def _row(values: tuple[Any, ...]) -> Row:
-    row = Row._make(values)
-    return row if row.key is not None else row._replace(key=b"")
 
 
 def _text(error: Exception) -> str:

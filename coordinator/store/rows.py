@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -39,6 +39,17 @@ class Row(NamedTuple):
 Labels = Mapping[bytes, Sequence[tuple[str, str]]]
 """Names and values, by xid; a transaction without labels is absent."""
 NO_LABELS: Labels = MappingProxyType({})
+
+
+def read_row(values: Iterable[Any]) -> Row:
+    """A row as the database gave it: no key is stored as NULL."""
+    row = Row._make(values)
+    return row if row.key is not None else row._replace(key=b"")
+
+
+def names_of(participants: str) -> set[str]:
+    """The names in ``Row.participants``."""
+    return {name for name in participants.split(",") if name}
 
 
 class Batch(NamedTuple):

@@ -21,7 +21,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 
 from ..model import FORMAT, State
-from .rows import Batch, Claim, Fault, PutOff, Row, StoreError
+from .rows import Batch, Claim, Fault, PutOff, Row, StoreError, names_of, read_row
 
 _COLUMNS = ", ".join(Row._fields)
 _INSERT = (
@@ -142,7 +142,7 @@ class SqliteBackend:
             return Claim((), now_ms, next_ms)
         connection.execute("BEGIN IMMEDIATE")
         try:
-            found = [_row(values) for values in connection.execute(_DUE, (now_ms, limit))]
+            found = [read_row(values) for values in connection.execute(_DUE, (now_ms, limit))]
             rows = [row._replace(wake_ms=now_ms + lease_ms) for row in found if not _is_put_off(row, now_ms, put_off)]
             moved = {row.xid: now_ms + lease_ms for row in rows}
             if put_off is not None:
@@ -224,7 +224,7 @@ class SqliteBackend:
         values = connection.execute(_BY_XID, (mine.xid,)).fetchone()
         if values is None and mine.key:
             values = connection.execute(_BY_KEY, (mine.key,)).fetchone()
-        row = Row(mine.xid) if values is None else _row(values)
+        row = Row(mine.xid) if values is None else read_row(values)
         return None if row.save_id == mine.save_id and row.xid == mine.xid else row
 
 
@@ -233,13 +233,8 @@ def _is_put_off(row: Row, now_ms: int, put_off: PutOff | None) -> bool:
         put_off is not None
         and row.state in (State.CONFIRMING, State.CANCELLING)
         and row.updated_ms > now_ms - put_off.saved_within_ms
-        and set(row.participants.strip(",").split(",")) <= set(put_off.participants)
+        and names_of(row.participants) <= set(put_off.participants)
     )
-
-
-def _row(values: tuple[object, ...]) -> Row:
-    row = Row._make(values)
-    return row if row.key is not None else row._replace(key=b"")
 
 
 def _set_pragmas(connection: sqlite3.Connection) -> None:

@@ -36,6 +36,7 @@ from .rows import (
     Row,
     RowRejected,
     StoreError,
+    read_row,
 )
 
 _log = structlog.get_logger(__name__)
@@ -234,7 +235,7 @@ class Store:
 
         def read(connection: sa.Connection) -> Row | None:
             found = connection.execute(sa.select(schema.transactions).where(column == value)).one_or_none()
-            return None if found is None else _row(found)
+            return None if found is None else read_row(found)
 
         return await self._run(read)
 
@@ -256,7 +257,7 @@ class Store:
 
     async def list(self, which: ListFilter) -> Sequence[Row]:
         """Transactions in the order of their creation."""
-        return await self._run(lambda connection: [_row(found) for found in list_rows(connection, which)])
+        return await self._run(lambda connection: [read_row(found) for found in list_rows(connection, which)])
 
     async def count_open(self) -> open_rows.OpenRows:
         """Open transactions by kind, counted up to a limit."""
@@ -319,8 +320,3 @@ class Store:
                     raise StoreError(f"the store did not answer: {' '.join(str(error.orig).split())[:300]}") from error
                 self._closing.wait(_PAUSE_S_MIN * 2**attempt)
         raise AssertionError("unreachable")
-
-
-def _row(found: sa.Row[tuple[object, ...]]) -> Row:
-    row = Row._make(found)
-    return row if row.key is not None else row._replace(key=b"")

@@ -53,13 +53,27 @@ class TestBatches:
     def test_what_gathers_while_a_batch_is_written_leaves_together(
         self, coordinator: CoordinatorProcess, bank: ParticipantServer
     ) -> None:
+        """While the stream takes nothing in, what is to be sent waits: it must leave by the hundred, not one by one."""
         service = coordinator.coordinator_service()
-        calls = [service.Execute.future(execute_request(branch()), timeout=CALL_S) for _ in range(200)]
+        bank.may_read.clear()
+        blocks = [branch(data=bytes(900_000)) for _ in range(8)]
+        calls = [service.Execute.future(execute_request(*blocks, key=f"block {n}"), timeout=CALL_S) for n in range(5)]
+        while not all(_known(service, f"block {n}") for n in range(5)):
+            pass
+        for n in range(200):
+            calls.append(service.Execute.future(execute_request(branch(), key=f"small {n}"), timeout=CALL_S))
+        while not all(_known(service, f"small {n}") for n in range(200)):
+            pass
+        bank.may_read.set()
         assert {states(call.result(CALL_S).transaction)[0] for call in calls} == {"CONFIRMED"}
-        sizes = [len(batch) for batch in bank.batches()]
-        assert sum(sizes) == 400
-        assert max(sizes) > 4
-        assert len(sizes) < 200
+        batches = bank.batches()
+        assert sum(len(batch) for batch in batches) == 2 * (200 + 40)
+        small = [
+            n for batch in batches if (n := sum(s.phase == "TRY" and len(s.call.payload.data) < 900 for s in batch))
+        ]
+        assert sum(small) == 200
+        assert max(small) >= 64
+        assert len(small) < 20
         assert all(seen.batch for seen in bank.seen())
 
     def test_call_ids_are_unique_on_a_stream(self, coordinator: CoordinatorProcess, bank: ParticipantServer) -> None:

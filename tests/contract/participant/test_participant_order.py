@@ -86,7 +86,9 @@ async def test_a_cancel_on_another_instance_meets_the_slow_try_on_the_row(world:
         cancelling = asyncio.create_task(other.call(CANCEL, xid, account="slow"))
         gate.opened.set()
         assert (await trying).outcome == DONE
-        assert (await cancelling).outcome == DONE
+        # It may have joined the early one, whose time can be up: then it is repeated, as a coordinator would.
+        if (await cancelling).outcome == UNKNOWN:
+            assert (await other.call(CANCEL, xid, account="slow")).outcome == DONE
         assert world.effects(xid) == ["try", f"cancel {xid}#1"]
     finally:
         await other.close()

@@ -22,7 +22,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	done)
 
 STORE ?= all
-STORM_S ?= 270
+STORM_S ?= 420
 DATABASE ?= all
 ARGS ?=
 
@@ -105,7 +105,7 @@ bench: $(STAMP) ## Run the benchmarks (ONLY=coordinator for one of them, ARGS=--
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 chaos: ROUNDS = 20
-chaos: $(STAMP) ## Kill processes under load, ROUNDS=20 times per store; then a storm of faults, STORM_S=270 s at the most
+chaos: $(STAMP) ## Kill processes under load, ROUNDS=20 times per store; then a storm of faults, STORM_S=420 s at the most
 	$(BIN)/python -m tests.chaos.kill --rounds $(ROUNDS) --store $(STORE) $(ARGS)
 	$(BIN)/python -m tests.chaos.storm --seconds $(STORM_S) $(ARGS)
 

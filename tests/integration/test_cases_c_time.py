@@ -72,14 +72,18 @@ def test_case_22_what_ended_and_what_failed_is_listed_after_a_restart(scene: Sce
     assert told[xids[b"refused"]]["branches"][1]["refusal"]["reason"] == "insufficient_funds"
 
 
-async def as_after_an_outage(store: str, xid: str, attempts: int) -> None:
-    """Store that the first branch has been tried in vain so often."""
+async def as_after_an_outage(store: str, xid: str, attempts: int, rests_ms: int = 0) -> None:
+    """Store that the first branch has been tried in vain so often, and rests for so long now."""
     opened = await open_store(store)
     try:
         row = await opened.get(xid=bytes.fromhex(xid))
         assert row is not None
         tx = transaction(row)
-        steps = (tx.steps[0]._replace(attempts=attempts), *tx.steps[1:])
+        step = tx.steps[0]._replace(attempts=attempts)
+        if rests_ms:
+            step = step._replace(next_ms=opened.now_ms() + rests_ms)
+            tx = tx._replace(wake_ms=step.next_ms)
+        steps = (step, *tx.steps[1:])
         later = saved_row(tx._replace(steps=steps, version=tx.version + 1, save_id=tx.save_id ^ 1))
         assert await opened.flush(Batch((), [later])) == [None]
     finally:
@@ -109,6 +113,25 @@ def test_case_25_after_a_long_outage_the_next_attempt_is_within_the_cap(scene: S
     assert states(tx) == ["CONFIRMED"] * 3
     assert len(pauses_ms) >= 10
     assert max(pauses_ms) <= cap_ms
+
+
+def test_case_25_a_retry_starts_now_what_would_rest_for_an_hour(scene: Scene) -> None:
+    scene.bank.answer = lambda call: unknown("closed for the night") if call.phase == CONFIRM else done(call)
+    coordinator = scene.coordinator()
+    request = execute_request(branch(), branch("stock"), wait=pb.WAIT_DECIDED)
+    xid = coordinator.coordinator_service().Execute(request, timeout=CALL_S).transaction.xid
+    scene.bank.wait_for(2, "CONFIRM")
+    coordinator.stop()
+    asyncio.run(as_after_an_outage(scene.store, xid, 9_000, rests_ms=3_600_000))
+    scene.bank.answer = done
+    asked = len(scene.bank.seen())
+    coordinator.start()
+    assert shown(coordinator, xid)["state"] == "CONFIRMING"
+
+    run = tricord("retry", xid, "--actor", "alice", "--endpoint", coordinator.endpoint)
+    assert run.returncode == 0, run.stderr
+    assert states(finished(coordinator.coordinator_service(), xid=xid)) == ["CONFIRMED"] * 3
+    assert [seen.phase for seen in scene.bank.seen()[asked:]] == ["CONFIRM"]
 
 
 def test_case_27_both_timeouts_are_named_shown_and_compared(scene: Scene) -> None:

@@ -41,16 +41,6 @@ def started(server: Server) -> Iterator[Server]:
         server.close()
 
 
-@contextmanager
-def fresh_database(server: LocalServer) -> Iterator[str]:
-    """The address of a database that is dropped at the end."""
-    dsn = server.create_database()
-    yield dsn
-    if not server.running:  # the test stopped or killed it
-        server.start()
-    server.drop_database(dsn)
-
-
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """A running server; `server.external` tells that it is not ours to stop or kill."""
@@ -61,7 +51,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 @pytest.fixture
 def pg_database(postgres_server: PostgresServer) -> Iterator[str]:
     """The address (postgresql://...) of a fresh database, dropped after the test."""
-    with fresh_database(postgres_server) as dsn:
+    with postgres_server.lent_database() as dsn:
         yield dsn
 
 
@@ -82,7 +72,7 @@ def mariadb_server() -> Iterator[MariaDbServer]:
 @pytest.fixture
 def mariadb_database(mariadb_server: MariaDbServer) -> Iterator[str]:
     """The address (mysql://...) of a fresh database, dropped after the test; see pymysql_url() and asyncmy_url()."""
-    with fresh_database(mariadb_server) as dsn:
+    with mariadb_server.lent_database() as dsn:
         yield dsn
 
 

@@ -39,6 +39,22 @@ DURABLE: Mapping[str, str] = {
     "log_timezone": "UTC",
 }
 _FIXED: Mapping[str, str] = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "logging_collector": "off"}
+_ALONE = """
+SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+_ANEW = """
+SET lock_timeout = '10s';
+DO $$
+DECLARE made name;
+BEGIN
+    FOR made IN SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_' AND nspname <> 'information_schema' LOOP
+        EXECUTE format('DROP SCHEMA %I CASCADE', made);
+    END LOOP;
+    CREATE SCHEMA public AUTHORIZATION pg_database_owner;
+    GRANT USAGE ON SCHEMA public TO PUBLIC;
+END $$
+"""
 
 
 class PostgresUnavailable(ServerUnavailable):
@@ -93,6 +109,17 @@ class PostgresServer(LocalServer):
 
     def _drop_database(self, name: str) -> None:
         self._admin(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def _empty_database(self, name: str) -> bool:
+        """Takes a tenth of the time of a new one, whose catalogs are 7 MB to write."""
+        try:
+            with psycopg.connect(self.dsn(name), autocommit=True, connect_timeout=10) as connection:
+                connection.execute(_ALONE)
+                connection.execute(_ANEW)
+                connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(sql.Identifier(name)))
+        except psycopg.Error:  # whatever the test has done to it: then it is dropped
+            return False
+        return True
 
     def _admin(self, statement: sql.Composed) -> None:
         address = self._external_dsn or self.dsn()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,15 +26,10 @@ def fresh_databases(folder: Path, server: PostgresServer | None = None) -> Itera
     if server is None:
         yield sqlite_databases(folder)
         return
-    dsns = {owner: server.create_database() for owner in ("coordinator", *BANKS)}
-    try:
-        store = dsns["coordinator"]
-        yield Databases(store, {bank: dsns[bank].replace("postgresql:", "postgresql+psycopg:", 1) for bank in BANKS})
-    finally:
-        if not server.running:
-            server.start()
-        for dsn in dsns.values():
-            server.drop_database(dsn)
+    with ExitStack() as stack:
+        store, *others = [stack.enter_context(server.lent_database()) for _ in ("coordinator", *BANKS)]
+        addresses = [dsn.replace("postgresql:", "postgresql+psycopg:", 1) for dsn in others]
+        yield Databases(store, dict(zip(BANKS, addresses, strict=True)))
 
 
 class Cast:

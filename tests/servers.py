@@ -56,6 +56,7 @@ class LocalServer(ABC):
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._identity: dict[str, Any] = {}
+        self._given_back: list[str] = []
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -96,6 +97,10 @@ class LocalServer(ABC):
     def _drop_database(self, name: str) -> None:
         """Ends the sessions in it."""
 
+    def _empty_database(self, name: str) -> bool:
+        """Make it like a new one, where that is cheaper, and end the sessions in it; whether it is."""
+        return False
+
     # --- databases ---
 
     def dsn(self, database: str | None = None) -> str:
@@ -113,7 +118,21 @@ class LocalServer(ABC):
 
     def drop_database(self, name_or_dsn: str) -> None:
         """Drop a database, by name or by the address that create_database() gave; ends its sessions."""
-        self._drop_database(urlsplit(name_or_dsn).path.lstrip("/") if "://" in name_or_dsn else name_or_dsn)
+        self._drop_database(_name_in(name_or_dsn))
+
+    @contextlib.contextmanager
+    def lent_database(self) -> Iterator[str]:
+        """The address of an empty database: one that was given back, else a new one."""
+        name = self._given_back.pop() if self._given_back else _name_in(self.create_database())
+        try:
+            yield self.dsn(name)
+        finally:
+            if not self.running:  # the test stopped or killed it
+                self.start()
+            if self._empty_database(name):
+                self._given_back.append(name)
+            else:
+                self._drop_database(name)
 
     # --- life ---
 
@@ -188,6 +207,7 @@ class LocalServer(ABC):
         if self.external:
             return
         self.stop()
+        self._given_back.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder, self._port = None, 0
@@ -257,6 +277,10 @@ class LocalServer(ABC):
             time.sleep(0.01)
         self.kill()
         raise self.unavailable(f"{self.name} did not start: {log.read_text(errors='replace')[-2000:].strip()}")
+
+
+def _name_in(name_or_dsn: str) -> str:
+    return urlsplit(name_or_dsn).path.lstrip("/") if "://" in name_or_dsn else name_or_dsn
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

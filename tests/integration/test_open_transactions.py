@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.conftest import fresh_database
 from tests.coordinators import CALL_S, CoordinatorProcess, Refused, branch, execute_request, refused, states
 from tests.postgres import PostgresServer
 from tricord.v1 import coordinator_pb2 as pb
@@ -27,7 +26,7 @@ SETTINGS: dict[str, Any] = {"backoff_cap_ms": 200, "call_timeout_ms": 2_000, "le
 def pair(postgres_server: PostgresServer) -> Iterator[tuple[CoordinatorProcess, CoordinatorProcess]]:
     """Two coordinators on one PostgreSQL."""
     with (
-        fresh_database(postgres_server) as dsn,
+        postgres_server.lent_database() as dsn,
         CoordinatorProcess(store=dsn, **SETTINGS) as first,
         CoordinatorProcess(store=dsn, **SETTINGS) as second,
     ):

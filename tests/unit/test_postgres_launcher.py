@@ -51,6 +51,22 @@ def test_committed_rows_survive_sigkill_on_the_same_address(server: PostgresServ
     assert rows(dsn) == [1, 2]
 
 
+def test_a_database_that_is_lent_again_is_like_a_new_one(server: PostgresServer) -> None:
+    with server.lent_database() as dsn, psycopg.connect(dsn) as left_open:
+        fill(dsn, 1)
+        left_open.execute("CREATE SCHEMA another")
+        left_open.execute(f"ALTER DATABASE {dsn.rpartition('/')[2]} SET work_mem = '5MB'")
+        left_open.commit()
+        left_open.execute("SELECT n FROM t")
+    with server.lent_database() as again, psycopg.connect(again) as connection:
+        assert again == dsn
+        assert connection.execute("SELECT count(*) FROM pg_class WHERE relname = 't'").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM pg_namespace WHERE nspname = 'another'").fetchone() == (0,)
+        assert connection.execute("SHOW work_mem").fetchone() != ("5MB",)
+        with server.lent_database() as other:
+            assert other != dsn
+
+
 def test_restart_keeps_rows_and_address(server: PostgresServer) -> None:
     dsn = server.create_database("again")
     fill(dsn, 1)

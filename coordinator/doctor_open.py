@@ -105,6 +105,12 @@ def _of_attention(xid: str, tx: Transaction) -> Iterator[Finding]:
         problem = f"a participant contradicts the protocol: {errors}"
         advice = f"tricord show {xid}; compare with the participant's own rows"
         yield Finding(Severity.ERROR, "ATTENTION_VIOLATION", problem, advice, xid=xid)
+    elif tx.attention is Attention.STUCK:
+        problem = "coordinators have claimed it again and again, and saved nothing: they may die of it"
+        advice = (
+            f"tricord show {xid}; look at the coordinators' logs from before they ended; it is tried ever more rarely"
+        )
+        yield Finding(Severity.ERROR, "ATTENTION_STUCK", problem, advice, xid=xid)
     elif tx.attention is Attention.RETRYING:
         problem = f"a branch fails again and again: {errors}"
         advice = f"tricord show {xid}; mend the cause at the participant, the coordinator goes on by itself"

@@ -22,9 +22,9 @@ from .ids import new_xid
 from .journal import Journal, Overloaded
 from .live import Live, seen
 from .machine import begin
-from .model import BranchSpec, Policy, Spec, State, Transaction
+from .model import Attention, BranchSpec, Policy, Spec, State, Transaction
 from .orders import AddBranch, Order, Renew, Resolve, carry_out
-from .store.rows import Row, RowRejected, StoreError
+from .store.rows import CLAIMS_MAX, Row, RowRejected, StoreError
 from .store.store import Store, StoreClosed
 
 _log = structlog.get_logger(__name__)
@@ -97,7 +97,7 @@ class Engine:
         self.live_max = live_max
         self.on_attention: Callable[[Transaction, int | None], None] = lambda tx, branch: None
         """Called once when a save of this process has given a transaction attention, and is in the store; with the
-        index of the branch that is why, or None where opening the store has found another history."""
+        index of the branch that is why, or None where opening the store has found another history, or it is stuck."""
         self.policy = policy
         self.journal = Journal(store)
         self.delivery = delivery
@@ -385,7 +385,7 @@ class Engine:
                 claim = await self.store.claim(limit, self.policy.lease_ms, put_off)
                 failures = 0
                 for row in claim.rows:
-                    self._recover(row)
+                    self._recover(row, claim.claims)
                 if put_off is not None and claim.put_off:
                     self.delivery.were_put_off(put_off, claim.put_off)
                 if claim.next_wake_ms is not None and limit > 0:
@@ -417,7 +417,10 @@ class Engine:
             await self._nudge.wait()
             timer.cancel()
 
-    def _recover(self, row: Row) -> None:
+    def _recover(self, row: Row, claims: int = 0) -> None:
+        """Drive a row that was claimed; ``claims``: how often in vain, if it was claimed alone (protocol A7)."""
+        if claims:
+            _log.error("transaction.claimed_in_vain", xid=row.xid.hex(), claims=claims)
         live = self._live.get(row.xid)
         if live is not None:
             live.claim(row)
@@ -428,4 +431,6 @@ class Engine:
             _log.error("transaction.unreadable", error=str(error))
             return
         self.counts["recovered"] += 1
+        if claims == CLAIMS_MAX + 1 and tx.attention is Attention.STUCK:
+            self.tell_attention(tx, None)
         self._adopt(tx)

@@ -185,7 +185,7 @@ def apply(tx: Transaction, replies: Sequence[Reply], now_ms: int, policy: Policy
     if not replies:
         return _settled(tx, now_ms)
     steps = list(tx.steps)
-    attention = tx.attention
+    attention = tx.attention.lasting
     seen: list[Seen] = []
     for reply in replies:
         step = steps[reply.branch]
@@ -221,7 +221,7 @@ def move(tx: Transaction, event: Event, now_ms: int, reason: str = "") -> Transa
     if state is None:
         raise IllegalMove(tx.state, event)
     if state.finished:
-        attention = Attention.NONE if tx.attention is Attention.RETRYING else tx.attention
+        attention = Attention.NONE if tx.attention is Attention.RETRYING else tx.attention.lasting
         return tx._replace(state=state, attention=attention, updated_ms=now_ms)
     return tx._replace(
         state=state,

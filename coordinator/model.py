@@ -79,6 +79,14 @@ class Attention(IntEnum):
     """A branch failed again and again. Cleared when the transaction ends."""
     VIOLATION = 2
     """A participant contradicted the protocol or cannot carry a call out. Stays on record."""
+    STUCK = 3
+    """It was claimed again and again, and nothing was saved: whoever drives it may die of it (protocol A7). Given by
+    the claim itself, where there is no other; cleared by the next save."""
+
+    @property
+    def lasting(self) -> Attention:
+        """What of it outlasts a save."""
+        return Attention.NONE if self is Attention.STUCK else self
 
 
 class Payload(NamedTuple):

@@ -79,6 +79,7 @@ def open_message(opened: OpenRows) -> pb.OpenStatistics:
             continue
         known.count += group.transactions
         known.attention_retrying += group.transactions if group.attention == Attention.RETRYING else 0
+        known.attention_stuck += group.transactions if group.attention == Attention.STUCK else 0
         known.attention_violation += group.transactions if group.attention == Attention.VIOLATION else 0
         message.late += group.late
     message.states.extend(states.values())

@@ -266,6 +266,7 @@ _ATTENTION = {
     Attention.NONE: types_pb2.ATTENTION_NONE,
     Attention.RETRYING: types_pb2.ATTENTION_RETRYING,
     Attention.VIOLATION: types_pb2.ATTENTION_VIOLATION,
+    Attention.STUCK: types_pb2.ATTENTION_STUCK,
 }
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def stats(endpoint: str, output: str) -> None:
     """Show what is open, and a coordinator's figures.
 
-    COUNT is how many transactions of the store are open, RETRYING and VIOLATION how many of them have that attention.
+    COUNT is how many transactions of the store are open, RETRYING, VIOLATION and STUCK how many of them have that
+    attention.
 
     Late are open transactions that have been due for more than 5 seconds: nobody has looked at them. The others are of
     the coordinator that is asked, since its start; while its store does not answer these are all there is.
@@ -63,7 +64,11 @@ def _open_json(figures: operator_pb2.OpenStatistics) -> dict[str, Any]:
         "states": {
             types_pb2.TransactionState.Name(of.state).removeprefix("TRANSACTION_STATE_"): {
                 "count": of.count,
-                "attention": {"RETRYING": of.attention_retrying, "VIOLATION": of.attention_violation},
+                "attention": {
+                    "RETRYING": of.attention_retrying,
+                    "VIOLATION": of.attention_violation,
+                    "STUCK": of.attention_stuck,
+                },
             }
             for of in figures.states
         },
@@ -86,7 +91,7 @@ def print_figures(figures: dict[str, Any]) -> None:
             ]
             for state, of in of_store["states"].items()
         ]
-        print_table(("OPEN", "COUNT", "RETRYING", "VIOLATION"), rows)
+        print_table(("OPEN", "COUNT", "RETRYING", "VIOLATION", "STUCK"), rows)
         click.echo()
     facts = (
         []

@@ -32,7 +32,7 @@ def open_rows(connection: sa.Connection, after: After) -> Sequence[Row]:
     A row that is claimed meanwhile moves on and is met again; none is passed over.
     """
     keys = sa.tuple_(_t.c.wake_ms, _t.c.xid) > sa.tuple_(sa.literal(after.wake_ms), sa.literal(after.xid))
-    found = sa.select(_t).where(_t.c.wake_ms.is_not(None), _t.c.wake_ms >= after.wake_ms, keys)
+    found = sa.select(*schema.ROW).where(_t.c.wake_ms.is_not(None), _t.c.wake_ms >= after.wake_ms, keys)
     rows = connection.execute(found.order_by(_t.c.wake_ms, _t.c.xid).limit(OPEN_ROWS))
     return [read_row(row) for row in rows]
 

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from ..filters_tree import COMPARE, And, Field, Node, Not, Or, Term
 from ..model import State
 from .rows import ListFilter
-from .schema import labels, transactions
+from .schema import ROW, labels, transactions
 
 Found = Sequence[sa.Row[tuple[object, ...]]]
 Query = sa.Select[tuple[object, ...]]
@@ -53,7 +53,7 @@ def page(connection: sa.Connection, which: ListFilter) -> Query:
             found = found.where(_t.xid.in_(some))
         found = found.where(*(_condition(child, which.now_ms) for child in needed if child is not leading))
     some_rows = found.subquery()
-    return sa.select(transactions).join(some_rows, _t.xid == some_rows.c.xid).order_by(_order(which))
+    return sa.select(*ROW).join(some_rows, _t.xid == some_rows.c.xid).order_by(_order(which))
 
 
 def _beyond(which: ListFilter, xid: sa.ColumnElement[bytes]) -> Condition:

@@ -24,8 +24,19 @@ import structlog
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int8BinaryDumper
 
-from ..model import FORMAT, State
-from .rows import Batch, Claim, Fault, PutOff, Row, StoreError, StoreUnreachable, read_row
+from ..model import FORMAT, Attention, State
+from .rows import (
+    ALONE_MS_MAX,
+    CLAIMS_MAX,
+    Batch,
+    Claim,
+    Fault,
+    PutOff,
+    Row,
+    StoreError,
+    StoreUnreachable,
+    read_row,
+)
 from .schema import APPLICATION_NAME, UNKNOWN_INCARNATION
 
 _log = structlog.get_logger(__name__)
@@ -90,20 +101,37 @@ _STATES = "SELECT xid, state FROM tricord_transaction WHERE xid = ANY(%b::bytea[
 # Not the control file's: that one goes on telling the old timeline until the first checkpoint after a failover.
 _TIMELINE = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 # statement_timestamp() is an index condition; the volatile clock_timestamp() would be a filter over all (A8).
+_DUE = f"wake_ms <= {_NOW_MS} AND {_READABLE}"
+# Claimed so often without a save that it is claimed alone (A7).
+_IN_VAIN = f"(claimed_version = version AND claims >= {CLAIMS_MAX})"
+_COUNTED = "claims = CASE WHEN t.claimed_version = t.version THEN t.claims + 1 ELSE 1 END, claimed_version = t.version"
 _CLAIM = f"""
-    WITH due AS (SELECT xid FROM tricord_transaction WHERE wake_ms <= {_NOW_MS} AND {_READABLE}
+    WITH due AS (SELECT xid FROM tricord_transaction WHERE {_DUE} AND NOT {_IN_VAIN}
                  ORDER BY wake_ms LIMIT %s FOR UPDATE SKIP LOCKED)
-    UPDATE tricord_transaction t SET wake_ms = {_NOW_MS} + %s FROM due WHERE t.xid = due.xid
+    UPDATE tricord_transaction t SET wake_ms = {_NOW_MS} + %s, {_COUNTED} FROM due WHERE t.xid = due.xid
     RETURNING {_T_COLUMNS}
+"""
+_CLAIM_ALONE = f"""
+    WITH due AS (SELECT xid FROM tricord_transaction WHERE {_DUE} AND {_IN_VAIN}
+                 ORDER BY claims, wake_ms LIMIT 1 FOR UPDATE SKIP LOCKED)
+    UPDATE tricord_transaction t
+    SET wake_ms = {_NOW_MS} + least(%s * power(2, t.claims - {CLAIMS_MAX - 1}), {ALONE_MS_MAX})::bigint,
+        claims = least(t.claims + 1, {CLAIMS_MAX} + 30),
+        attention = CASE t.attention WHEN {Attention.NONE:d} THEN %s ELSE t.attention END
+    FROM due WHERE t.xid = due.xid
+    RETURNING t.claims, {_T_COLUMNS}
 """
 # The same beside rows that are put off; one row with an xid of NULL tells how many if nothing is left.
 _CLAIM_REST = f"""
     WITH due AS (SELECT xid, state IN ({State.CONFIRMING:d}, {State.CANCELLING:d}) AND updated_ms > {_NOW_MS} - %s
                         AND string_to_array(trim(BOTH ',' FROM participants), ',') <@ %s::text[] AS off
-                 FROM tricord_transaction WHERE wake_ms <= {_NOW_MS} AND {_READABLE}
+                 FROM tricord_transaction WHERE {_DUE} AND NOT {_IN_VAIN}
                  ORDER BY wake_ms LIMIT %s FOR UPDATE SKIP LOCKED),
          moved AS (UPDATE tricord_transaction t
-                   SET wake_ms = {_NOW_MS} + CASE WHEN due.off THEN %s + (random() * %s)::bigint ELSE %s END
+                   SET wake_ms = {_NOW_MS} + CASE WHEN due.off THEN %s + (random() * %s)::bigint ELSE %s END,
+                       claims = CASE WHEN due.off THEN t.claims WHEN t.claimed_version = t.version THEN t.claims + 1
+                                     ELSE 1 END,
+                       claimed_version = CASE WHEN due.off THEN t.claimed_version ELSE t.version END
                    FROM due WHERE t.xid = due.xid RETURNING {_T_COLUMNS}, due.off)
     SELECT n.off, {_M_COLUMNS} FROM (SELECT count(*) FILTER (WHERE off) AS off FROM moved) n
     LEFT JOIN moved m ON NOT m.off
@@ -205,7 +233,7 @@ class PostgresBackend:
             return [None] * (len(begins) + len(saves))
         return self._standing(connection, batch)
 
-    def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None) -> Claim:
+    def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None, *, flags: bool = True) -> Claim:
         connection = self._reader = self._reader or self._connect(plan_for_arrays=True)
         now_ms, next_ms = connection.execute(_PEEK, prepare=True).fetchone() or (0, None)
         if next_ms is None or next_ms > now_ms or limit < 1:
@@ -219,8 +247,13 @@ class PostgresBackend:
             rest = connection.execute(_CLAIM_REST, values, prepare=True, binary=True).fetchall()
             off = rest[0][0]
             found = [values[1:] for values in rest if values[1] is not None]
+        claims = 0
+        if not found and not off:  # something is due that was not to be had so
+            stuck = Attention.STUCK if flags else Attention.NONE
+            alone = connection.execute(_CLAIM_ALONE, (lease_ms, stuck), prepare=True, binary=True).fetchall()
+            claims, found = (alone[0][0], [alone[0][1:]]) if alone else (0, [])
         now_ms, next_ms = connection.execute(_PEEK, prepare=True).fetchone() or (now_ms, None)
-        return Claim([read_row(values) for values in found], now_ms, next_ms, off)
+        return Claim([read_row(values) for values in found], now_ms, next_ms, off, claims)
 
     def states(self, connection: sa.Connection, xids: Sequence[bytes]) -> Mapping[bytes, int]:
         # A plan made while the table was small would be kept; it holds for this local transaction only.

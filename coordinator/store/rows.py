@@ -75,6 +75,12 @@ class PutOff(NamedTuple):
     """Each for some time between these two."""
 
 
+CLAIMS_MAX = 3
+"""A row that was claimed so often, and not saved, is claimed alone, ever more rarely, and gets attention (A7)."""
+ALONE_MS_MAX = 3_600_000
+"""The longest lease of such a row."""
+
+
 class Claim(NamedTuple):
     """What a look for due work found."""
 
@@ -85,6 +91,8 @@ class Claim(NamedTuple):
     """When the next row is due that was not claimed; None if there is none."""
     put_off: int = 0
     """Rows that were put off."""
+    claims: int = 0
+    """How often the only row was claimed, this time included, if it was claimed alone."""
 
 
 class LookedUp(NamedTuple):
@@ -172,10 +180,12 @@ class Backend(Protocol):
         Running the same batch again is harmless, and waits for the lock of a COMMIT still on its way.
         """
 
-    def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None) -> Claim:
+    def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None, *, flags: bool = True) -> Claim:
         """Move ``wake_ms`` of up to ``limit`` due rows forward by a lease, and return them. Never ``version``.
 
-        Rows that are put off count among these, but are not returned.
+        Rows that are put off count among these, but are not returned. One that was claimed CLAIMS_MAX times without a
+        save comes alone, when nothing else is due, with a lease that doubles each time; if the claim ``flags``, it gets
+        attention by that where it has none.
         """
 
     def states(self, connection: Connection, xids: Sequence[bytes]) -> Mapping[bytes, int]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from ..model import FORMAT
-from .rows import StoreError
+from .rows import Row, StoreError
 
 REVISIONS = ("0001", "0002", "0003")
 """The schema's revisions that this program knows, oldest first. It runs on the last, and on later ones that let it."""
@@ -47,6 +47,9 @@ transactions = sa.Table(
     sa.Column("wake_ms", sa.BigInteger, nullable=True),
     sa.Column("updated_ms", sa.BigInteger, nullable=False),
     sa.Column("progress", sa.LargeBinary, nullable=False),
+    # What claims write: how often this version was claimed, which a save puts an end to by being another one (A7).
+    sa.Column("claims", sa.SmallInteger, nullable=False, server_default=sa.text("0")),
+    sa.Column("claimed_version", sa.Integer, nullable=False, server_default=sa.text("0")),
     sa.UniqueConstraint("key", name="tricord_transaction_key"),
     # Only unfinished rows: finished ones may pile up without slowing the look for due work.
     sa.Index(
@@ -56,6 +59,8 @@ transactions = sa.Table(
         sqlite_where=sa.text("wake_ms IS NOT NULL"),
     ),
 )
+ROW = [transactions.c[name] for name in Row._fields]
+"""The columns of a ``Row``, in its order."""
 FILLFACTOR = sa.DDL("ALTER TABLE tricord_transaction SET (fillfactor = 50)")  # type: ignore[no-untyped-call]
 """Half-filled pages leave room for the decision's new row version beside the old one (a HOT update)."""
 sa.event.listen(transactions, "after_create", FILLFACTOR.execute_if(dialect="postgresql"))

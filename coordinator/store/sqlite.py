@@ -20,8 +20,8 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from ..model import FORMAT, State
-from .rows import Batch, Claim, Fault, PutOff, Row, StoreError, names_of, read_row
+from ..model import FORMAT, Attention, State
+from .rows import ALONE_MS_MAX, CLAIMS_MAX, Batch, Claim, Fault, PutOff, Row, StoreError, names_of, read_row
 
 _COLUMNS = ", ".join(Row._fields)
 _INSERT = (
@@ -36,7 +36,17 @@ _BY_XID = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE xid = ?"
 _BY_KEY = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE key = ?"
 # Rows that a newer program has written are its own to drive (protocol G2).
 _READABLE = f"format <= {FORMAT}"
-_DUE = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE wake_ms <= ? AND {_READABLE} ORDER BY wake_ms LIMIT ?"
+# Claimed so often without a save that it is claimed alone (A7).
+_IN_VAIN = f"(claimed_version = version AND claims >= {CLAIMS_MAX})"
+_DUE = f"FROM tricord_transaction WHERE wake_ms <= ? AND {_READABLE} AND"
+_DUE_SOME = f"SELECT {_COLUMNS} {_DUE} NOT {_IN_VAIN} ORDER BY wake_ms LIMIT ?"
+_DUE_ALONE = f"SELECT claims, {_COLUMNS} {_DUE} {_IN_VAIN} ORDER BY claims, wake_ms LIMIT 1"
+_CLAIM = (
+    "UPDATE tricord_transaction SET wake_ms = ?, claimed_version = version, "
+    "claims = CASE WHEN claimed_version = version THEN claims + 1 ELSE 1 END WHERE xid = ?"
+)
+_CLAIM_ALONE = "UPDATE tricord_transaction SET wake_ms = ?, claims = ?, attention = ? WHERE xid = ?"
+_PUT_OFF = "UPDATE tricord_transaction SET wake_ms = ? WHERE xid = ?"
 _NEXT = (
     "SELECT (SELECT wake_ms FROM tricord_transaction "
     f"WHERE wake_ms IS NOT NULL AND {_READABLE} ORDER BY wake_ms LIMIT 1)"
@@ -134,7 +144,7 @@ class SqliteBackend:
             raise
         return standing
 
-    def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None) -> Claim:
+    def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None, *, flags: bool = True) -> Claim:
         connection = self._reader = self._reader or self._open()
         now_ms = time.time_ns() // 1_000_000
         (next_ms,) = connection.execute(_NEXT).fetchone()
@@ -142,22 +152,23 @@ class SqliteBackend:
             return Claim((), now_ms, next_ms)
         connection.execute("BEGIN IMMEDIATE")
         try:
-            found = [read_row(values) for values in connection.execute(_DUE, (now_ms, limit))]
+            found = [read_row(values) for values in connection.execute(_DUE_SOME, (now_ms, limit))]
             rows = [row._replace(wake_ms=now_ms + lease_ms) for row in found if not _is_put_off(row, now_ms, put_off)]
-            moved = {row.xid: now_ms + lease_ms for row in rows}
+            connection.executemany(_CLAIM, [(row.wake_ms, row.xid) for row in rows])
             if put_off is not None:
                 times = range(put_off.least_ms, max(put_off.least_ms, put_off.most_ms) + 1)
-                moved = {row.xid: now_ms + random.choice(times) for row in found} | moved
-            connection.executemany(
-                "UPDATE tricord_transaction SET wake_ms = ? WHERE xid = ?", [(ms, xid) for xid, ms in moved.items()]
-            )
+                others = {row.xid for row in found} - {row.xid for row in rows}
+                connection.executemany(_PUT_OFF, [(now_ms + random.choice(times), xid) for xid in others])
+            off, claims = len(found) - len(rows), 0
+            if not found:
+                rows, claims = _claim_alone(connection, now_ms, lease_ms, flags=flags)
             (next_ms,) = connection.execute(_NEXT).fetchone()
             connection.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
             raise
-        return Claim(rows, now_ms, next_ms, len(found) - len(rows))
+        return Claim(rows, now_ms, next_ms, off, claims)
 
     def states(self, connection: sa.Connection, xids: Sequence[bytes]) -> Mapping[bytes, int]:
         found: dict[bytes, int] = {}
@@ -226,6 +237,19 @@ class SqliteBackend:
             values = connection.execute(_BY_KEY, (mine.key,)).fetchone()
         row = Row(mine.xid) if values is None else read_row(values)
         return None if row.save_id == mine.save_id and row.xid == mine.xid else row
+
+
+def _claim_alone(connection: sqlite3.Connection, now_ms: int, lease_ms: int, *, flags: bool) -> tuple[list[Row], int]:
+    """A row that was claimed in vain, and how often it was, this time included; none if there is none."""
+    values = connection.execute(_DUE_ALONE, (now_ms,)).fetchone()
+    if values is None:
+        return [], 0
+    claims, row = min(values[0] + 1, CLAIMS_MAX + 30), read_row(values[1:])
+    stuck = Attention.STUCK if flags and row.attention == Attention.NONE else row.attention
+    lease_ms = min(lease_ms * 2 ** (claims - CLAIMS_MAX), ALONE_MS_MAX)
+    row = row._replace(wake_ms=now_ms + lease_ms, attention=int(stuck))
+    connection.execute(_CLAIM_ALONE, (row.wake_ms, claims, row.attention, row.xid))
+    return [row], claims
 
 
 def _is_put_off(row: Row, now_ms: int, put_off: PutOff | None) -> bool:

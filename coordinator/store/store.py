@@ -48,6 +48,8 @@ _PAUSE_S_MIN = 0.02
 _PAUSE_S_MAX = 1.0
 _FORMAT_S = 5.0
 """How old the knowledge of the store's format may get: `tricord migrate --finish` takes effect without a restart."""
+_FLAGS_FORMAT = 3
+"""The row format whose programs know the attention that a claim gives."""
 
 
 class StoreClosed(StoreError):
@@ -215,7 +217,7 @@ class Store:
     def _claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None) -> Claim:
         before_s = time.monotonic()
         try:
-            claim = self._backend.claim(limit, lease_ms, put_off)
+            claim = self._backend.claim(limit, lease_ms, put_off, flags=self.format >= _FLAGS_FORMAT)
         except Exception as error:
             if self._backend.fault(error) is not Fault.AGAIN:
                 self._backend.close_reader()
@@ -234,7 +236,7 @@ class Store:
         column, value = (schema.transactions.c.xid, xid) if xid else (schema.transactions.c.key, key)
 
         def read(connection: sa.Connection) -> Row | None:
-            found = connection.execute(sa.select(schema.transactions).where(column == value)).one_or_none()
+            found = connection.execute(sa.select(*schema.ROW).where(column == value)).one_or_none()
             return None if found is None else read_row(found)
 
         return await self._run(read)

@@ -17,7 +17,7 @@ import coordinator.model
 coordinator.model.FORMAT = 1  # before anything else takes it from there
 
 from coordinator.cli import main  # noqa: E402
-from coordinator.store import registry, schema  # noqa: E402
+from coordinator.store import postgres, registry, schema  # noqa: E402
 from coordinator.store.rows import ParticipantRow  # noqa: E402
 
 P = schema.participants
@@ -49,10 +49,19 @@ def withdraw(connection: sa.Connection, name: str, address: str, now_ms: int) ->
     return connection.execute(P.update().where(mine).values(address="", updated_ms=now_ms)).rowcount == 1
 
 
+def uncounted(claim: str) -> str:
+    """A claim as it was before claims were counted."""
+    return claim.replace(f", {postgres._COUNTED}", "").replace(f"AND NOT {postgres._IN_VAIN}", "")
+
+
+CLAIMS = {"_CLAIM": uncounted(postgres._CLAIM), "_CLAIM_ALONE": "SELECT %s::bigint, %s::bigint WHERE false"}
+
+
 def hold_back() -> None:
     """Make this process a program of that version."""
     for module, held_back in (
         (schema, {"REVISIONS": ("0001",), "REVISION": "0001", "APPLICATION_NAME": "tricord"}),
+        (postgres, CLAIMS),
         (registry, {"read_all": read_all, "register": register, "withdraw": withdraw}),
     ):
         for name, value in held_back.items():

@@ -6,7 +6,9 @@ from unittest.mock import ANY
 
 import pytest
 
+from coordinator.model import Attention
 from coordinator.store.rows import Batch, Claim, ListFilter, PutOff, Row, RowRejected
+from coordinator.store.schema import transactions
 from coordinator.store.store import Store
 
 from .rows import CONFIRMED, CONFIRMING, DUE_MS, LEASE_MS, TRYING, begin, new_row, save, saved, stored
@@ -26,6 +28,12 @@ async def store(store_url: str) -> AsyncIterator[Store]:
     """An open store of each kind."""
     async with stores() as open_one:
         yield await open_one(store_url)
+
+
+async def make_due(store: Store, row: Row) -> None:
+    """As time does it."""
+    due = transactions.update().where(transactions.c.xid == row.xid).values(wake_ms=DUE_MS)
+    await store.within(lambda connection: connection.execute(due))
 
 
 async def test_a_row_comes_back_as_it_was_stored(store: Store) -> None:
@@ -263,6 +271,46 @@ class TestClaim:
         await begin(store, *rows)
         put_off = PutOff(("bank",), 600_000, 700_000, 700_000)
         assert [(await store.claim(5, LEASE_MS, put_off)).put_off for _ in range(3)] == [5, 2, 0]
+
+    async def test_a_row_that_was_claimed_three_times_in_vain_comes_alone(self, store: Store) -> None:
+        """Protocol A7: it may have been the end of each who claimed it, and of what was claimed with it."""
+        poison, innocent = new_row(wake_ms=DUE_MS), new_row(wake_ms=DUE_MS + 1)
+        await begin(store, poison, innocent)
+        claims = [await store.claim(10, 0) for _ in range(3)]
+        assert [({row.xid for row in claim.rows}, claim.claims) for claim in claims] == [
+            ({poison.xid, innocent.xid}, 0)
+        ] * 3
+        alone = [await store.claim(10, LEASE_MS) for _ in range(3)]
+        assert [(len(claim.rows), claim.claims) for claim in alone] == [(1, 4), (1, 4), (0, 0)]
+        assert {row.xid for claim in alone for row in claim.rows} == {poison.xid, innocent.xid}
+        assert {row.attention for claim in alone for row in claim.rows} == {Attention.STUCK}
+        other = new_row(wake_ms=DUE_MS)
+        await begin(store, other)
+        assert await save(store, saved(innocent, wake_ms=DUE_MS)) == [None]
+        await make_due(store, poison)
+        claim = await store.claim(10, LEASE_MS)
+        assert ({row.xid for row in claim.rows}, claim.claims) == ({innocent.xid, other.xid}, 0)
+        claim = await store.claim(10, LEASE_MS)
+        assert ([row.xid for row in claim.rows], claim.claims) == ([poison.xid], 5)
+
+    async def test_the_leases_of_what_comes_alone_double_up_to_an_hour(self, store: Store) -> None:
+        row = new_row(wake_ms=DUE_MS)
+        await begin(store, row)
+        for _ in range(3):
+            await store.claim(1, 0)
+        for doubled_ms in (1_200_000, 2_400_000, 3_600_000, 3_600_000):
+            claim = await store.claim(1, 600_000)
+            wake_ms = claim.rows[0].wake_ms
+            assert wake_ms is not None
+            assert claim.now_ms + doubled_ms - 5_000 < wake_ms <= claim.now_ms + doubled_ms
+            await make_due(store, row)
+
+    async def test_a_claim_leaves_an_attention_that_is_there(self, store: Store) -> None:
+        row = new_row(wake_ms=DUE_MS)._replace(attention=int(Attention.VIOLATION))
+        await begin(store, row)
+        found = [await store.claim(1, 0) for _ in range(5)]
+        assert [claim.claims for claim in found] == [0, 0, 0, 4, 5]
+        assert {claim.rows[0].attention for claim in found} == {Attention.VIOLATION}
 
     async def test_claims_and_flushes_at_once_lose_nothing(self, store: Store) -> None:
         rows = [new_row(wake_ms=DUE_MS) for _ in range(60)]

@@ -122,10 +122,13 @@ class TestParticipants:
 def test_stats(coordinator: CoordinatorProcess) -> None:
     stuck(coordinator)
     table = run(coordinator, "stats")
-    assert re.search(r"^CONFIRMING +1 +1 +0 *$", table, re.MULTILINE), table
+    assert re.search(r"^CONFIRMING +1 +1 +0 +0 *$", table, re.MULTILINE), table
     assert re.search(r"^serving +yes *$", table, re.MULTILINE), table
     figures = json.loads(run(coordinator, "stats", "-o", "json"))
-    assert figures["open"]["states"]["CONFIRMING"] == {"count": 1, "attention": {"RETRYING": 1, "VIOLATION": 0}}
+    assert figures["open"]["states"]["CONFIRMING"] == {
+        "count": 1,
+        "attention": {"RETRYING": 1, "VIOLATION": 0, "STUCK": 0},
+    }
     assert figures["coordinator"]["begun"] == 1
 
 

@@ -152,6 +152,7 @@ async def test_what_does_not_fit_in_the_records_is_found(town: Town) -> None:
     no_action = await town.put(new_xid(), State.CONFIRMING, action="lend")
     violated = await town.put(new_xid(), State.CONFIRMING, attention=Attention.VIOLATION, error="no such hold")
     retried = await town.put(day(0.1), State.CONFIRMING, attention=Attention.RETRYING, error="not now")
+    stuck = await town.put(day(0.2), State.CONFIRMING, attention=Attention.STUCK)
     late = await town.put(new_xid(), State.TRYING, wake_ms=town.store.now_ms() + 24 * HOUR_MS)
     newer = await town.put(new_xid(), State.TRYING, wake_ms=town.store.now_ms() - HOUR_MS)
     await town.sql("UPDATE tricord_transaction SET format = 99 WHERE xid = %s", bytes.fromhex(newer))
@@ -171,6 +172,7 @@ async def test_what_does_not_fit_in_the_records_is_found(town: Town) -> None:
         ("NOT_REGISTERED", "bank", no_action),
         ("ATTENTION_VIOLATION", "", violated),
         ("ATTENTION_RETRYING", "", retried),
+        ("ATTENTION_STUCK", "", stuck),
         ("BACKLOG", "bank", ""),
         ("WAKES_LATE", "", late),
         ("NOBODY_DRIVES", "", newer),
@@ -183,7 +185,7 @@ async def test_what_does_not_fit_in_the_records_is_found(town: Town) -> None:
     assert [each["xid"] for each in findings if each["mendable"]] == [late]
     assert not any(each["mended"] for each in findings)
     assert f"bank at {bank.serving.address} answered in " in messages
-    assert messages.endswith("errors: 11, warnings: 5, infos: 1\n")
+    assert messages.endswith("errors: 12, warnings: 5, infos: 1\n")
 
 
 async def test_what_does_not_fit_among_participants_is_found(town: Town) -> None:

@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[int, str]] = {
     "state = AND": (9, "expected a value, found 'AND'"),
     "state = DONE": (9, "expected one of TRYING, CONFIRMING, CONFIRMED, CANCELLING, CANCELLED, found 'DONE'"),
     "state = trying": (9, "expected one of TRYING,"),
-    "attention = HIGH": (13, "expected one of NONE, RETRYING, VIOLATION, found 'HIGH'"),
+    "attention = HIGH": (13, "expected one of NONE, RETRYING, VIOLATION, STUCK, found 'HIGH'"),
     "age > 5": (7, "expected an age such as 30s, 5m, 2h or 1d, found '5'"),
     "age > -5m": (7, "expected an age"),
     "age > ٣m": (7, "expected an age"),

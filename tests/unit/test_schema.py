@@ -74,7 +74,8 @@ def test_the_index_of_due_work_holds_open_rows_only(engine: sa.Engine) -> None:
 
 
 def test_rows_have_the_tables_columns_in_order() -> None:
-    assert list(Row._fields) == [column.name for column in schema.transactions.columns]
+    columns = [column.name for column in schema.transactions.columns]
+    assert columns == [*Row._fields, "claims", "claimed_version"]
 
 
 def test_creating_it_again_changes_nothing(engine: sa.Engine) -> None:

@@ -860,11 +860,13 @@ class StateStatistics(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     ATTENTION_RETRYING_FIELD_NUMBER: _builtins.int
     ATTENTION_VIOLATION_FIELD_NUMBER: _builtins.int
+    ATTENTION_STUCK_FIELD_NUMBER: _builtins.int
     state: _types_pb2.TransactionState.ValueType
     count: _builtins.int
     attention_retrying: _builtins.int
     """How many of them have this attention."""
     attention_violation: _builtins.int
+    attention_stuck: _builtins.int
     def __init__(
         self,
         *,
@@ -872,10 +874,11 @@ class StateStatistics(_message.Message):
         count: _builtins.int = ...,
         attention_retrying: _builtins.int = ...,
         attention_violation: _builtins.int = ...,
+        attention_stuck: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_retrying", b"attention_retrying", "attention_violation", b"attention_violation", "count", b"count", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_retrying", b"attention_retrying", "attention_stuck", b"attention_stuck", "attention_violation", b"attention_violation", "count", b"count", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

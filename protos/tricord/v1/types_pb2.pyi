@@ -83,6 +83,8 @@ class _AttentionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Attention.V
     """A branch has failed again and again; retries go on."""
     ATTENTION_VIOLATION: _Attention.ValueType  # 3
     """A participant contradicted the protocol, or a call cannot be carried out by it."""
+    ATTENTION_STUCK: _Attention.ValueType  # 4
+    """Coordinators have claimed it again and again, and saved nothing: they may die of it."""
 
 class Attention(_Attention, metaclass=_AttentionEnumTypeWrapper):
     """Why a person should look at a transaction."""
@@ -93,6 +95,8 @@ ATTENTION_RETRYING: Attention.ValueType  # 2
 """A branch has failed again and again; retries go on."""
 ATTENTION_VIOLATION: Attention.ValueType  # 3
 """A participant contradicted the protocol, or a call cannot be carried out by it."""
+ATTENTION_STUCK: Attention.ValueType  # 4
+"""Coordinators have claimed it again and again, and saved nothing: they may die of it."""
 Global___Attention: _TypeAlias = Attention  # noqa: Y015
 
 @_typing.final

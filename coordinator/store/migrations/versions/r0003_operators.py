@@ -1,4 +1,4 @@
-"""Labels, by which operators find transactions, and the record of what operators have done.
+"""Labels, by which operators find transactions; the record of what operators have done; how often a row was claimed.
 
 Only adds (protocol G2): programs that do not know of it go on working, beside newer ones.
 """
@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add two tables."""
+    """Add two tables and two columns."""
     op.create_table(
         "tricord_label",
         sa.Column("name", sa.Text, primary_key=True),
@@ -34,3 +34,6 @@ def upgrade() -> None:
         sa.Column("after", sa.Text, nullable=False),
     )
     op.create_index("tricord_audit_xid", "tricord_audit", ["xid"])
+    zero = sa.text("0")
+    op.add_column("tricord_transaction", sa.Column("claims", sa.SmallInteger, nullable=False, server_default=zero))
+    op.add_column("tricord_transaction", sa.Column("claimed_version", sa.Integer, nullable=False, server_default=zero))

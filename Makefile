@@ -31,28 +31,34 @@ TYPED = $(wildcard coordinator participant_sdk tests examples benchmarks tools)
 # Where Debian puts mariadbd, which is not on everybody's PATH.
 SBIN := /usr/sbin:/usr/local/sbin
 
-.PHONY: help servers setup demo test lint format protos bench chaos races lock clean need-python
+.PHONY: help servers setup demo test lint format protos bench chaos races model lock clean need-python
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
 # The packages with the programs alone: they hold no service, so nothing is started and nobody's data is touched.
 MARIADB := mariadb-server-core mariadb-client-core
-servers: ## Install through apt-get what tests need and pip has not: MariaDB (skipped when it is there)
-	@PATH="$$PATH:$(SBIN)"; \
-	if command -v mariadbd && command -v mariadb-install-db && command -v my_print_defaults; then exit 0; fi >/dev/null; \
+# `make model` writes a program with spin and compiles it.
+SPIN := spin gcc libc6-dev
+servers: ## Install through apt-get what tests need and pip has not: MariaDB, spin (skipped when they are there)
+	@PATH="$$PATH:$(SBIN)"; packages=; \
+	if ! { command -v mariadbd && command -v mariadb-install-db && command -v my_print_defaults; } >/dev/null; then \
+		packages="$(MARIADB)"; \
+	fi; \
+	if ! { command -v spin && command -v gcc; } >/dev/null; then packages="$$packages $(SPIN)"; fi; \
+	if [ -z "$$packages" ]; then exit 0; fi; \
 	if ! command -v apt-get >/dev/null; then \
-		echo "make: no mariadbd here and no apt-get to install it with: install MariaDB's server by hand." >&2; exit 1; \
+		echo "make: there is no apt-get to install these with, install them by hand: $$packages" >&2; exit 1; \
 	fi; \
 	if [ "$$(id -u)" = 0 ]; then root=; \
 	elif command -v sudo >/dev/null; then root=sudo; \
 	else \
-		echo "make: installing MariaDB needs root, and there is no sudo." >&2; \
-		echo "Run as root: apt-get install $(MARIADB)" >&2; exit 1; \
+		echo "make: installing packages needs root, and there is no sudo." >&2; \
+		echo "Run as root: apt-get install $$packages" >&2; exit 1; \
 	fi; \
-	echo "Installing MariaDB ($(MARIADB))"; \
+	echo "Installing $$packages"; \
 	get="env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120"; \
-	$$root $$get update && $$root $$get install --no-install-recommends $(MARIADB)
+	$$root $$get update && $$root $$get install --no-install-recommends $$packages
 
 setup: $(STAMP) ## Build .venv (skipped when it is up to date)
 
@@ -112,6 +118,9 @@ chaos: $(STAMP) ## Kill processes under load, ROUNDS=20 times per store; then a 
 races: ROUNDS = 10000
 races: $(STAMP) ## Calls that meet in every order, with faults, ROUNDS=10000 per database (DATABASE=all|postgres|mariadb|sqlite)
 	$(BIN)/python -m tests.races.run --database $(DATABASE) --rounds $(ROUNDS) $(ARGS)
+
+model: $(STAMP) ## Explore the protocol exhaustively (ARGS=--full for more of it, ARGS="--only TEXT" for a part)
+	$(BIN)/python -m tests.model $(ARGS)
 
 lock: $(LOCK_STAMP) ## Write requirements.lock anew from pyproject.toml (ARGS=--upgrade for newer versions)
 	@echo "# Locked versions for development and CI. Made by 'make lock'; do not edit." > $(LOCK_VENV)/requirements.lock

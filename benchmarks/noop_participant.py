@@ -62,6 +62,20 @@ class Noop(participant_pb2_grpc.ParticipantServiceServicer):
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no fence here")
         raise AssertionError("unreachable")
 
+    async def GetBranch(
+        self, request: participant_pb2.GetBranchRequest, context: Any
+    ) -> participant_pb2.GetBranchResponse:
+        """It has none."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no fence here")
+        raise AssertionError("unreachable")
+
+    async def CompareHolds(
+        self, request: participant_pb2.CompareHoldsRequest, context: Any
+    ) -> participant_pb2.CompareHoldsResponse:
+        """It has none."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no fence here")
+        raise AssertionError("unreachable")
+
 
 async def main(name: str, coordinator: str) -> None:
     """Serve until SIGTERM."""

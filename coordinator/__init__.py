@@ -16,6 +16,7 @@ The map, from the middle outwards; imports point one way, towards the middle:
     server      the gRPC services: what comes in, checked; what goes out (with server_open, operator, rpc, wire, errors)
     coordinator one process, from start to stop
     config      settings: flags, environment, file, defaults
+    check/      judges histories of transactions, by the standard library alone
     cli/        the command ``tricord``: the only place where all parts meet
 
 The core (model, machine, orders, flow) owns: the states and every move between them; what is owed to whom and when;

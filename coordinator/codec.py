@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from .model import FORMAT, Attention, BranchSpec, Joined, Resolution, Seen, Spec, State, Step, Transaction
+from .model import FORMAT, Attention, BranchSpec, Joined, Past, Resolution, Seen, Spec, State, Step, Transaction
 from .store.rows import Row
 
 
@@ -40,6 +40,7 @@ class _Progress(NamedTuple):
     seen: tuple[Seen, ...] = ()
     # Format 3.
     resolved: tuple[Resolution, ...] = ()
+    past: tuple[Past, ...] = ()
 
 
 _INTERACTIVE, _ORDERED = 1, 2
@@ -53,10 +54,13 @@ class UnreadableRow(Exception):
     """A stored row that this version of the coordinator cannot read."""
 
 
-def format_of(tx: Transaction) -> int:
-    """The lowest format that holds this transaction: an older program reads what it can read (protocol G2)."""
+def format_of(tx: Transaction, highest: int = FORMAT) -> int:
+    """The lowest format that holds this transaction: an older program reads what it can read (protocol G2).
+
+    ``highest`` is the one that the store may be given. Its past alone can be left out, and is if that one is lower.
+    """
     spec = tx.spec
-    if spec.labels or tx.resolved:
+    if spec.labels or tx.resolved or (tx.past and highest > 2):
         return 3
     return 2 if spec.interactive or spec.ordered or tx.joined or tx.renewed_ms else 1
 
@@ -77,16 +81,16 @@ def new_row(tx: Transaction) -> Row:
     )
 
 
-def saved_row(tx: Transaction) -> Row:
-    """The part of the row that a save writes; the rest is left empty."""
-    row_format = format_of(tx)
+def saved_row(tx: Transaction, highest: int = FORMAT) -> Row:
+    """The part of the row that a save writes; the rest is left empty. ``highest``: see ``format_of``."""
+    row_format = format_of(tx, highest)
     progress: tuple[object, ...] = (tx.decided_ms, tx.cancel_reason, tx.steps)
     participants = ""
     if row_format > 1:
         progress = (*progress, tx.sealed, tx.renewed_ms, tx.spec.branches[tx.begun :], tx.joined, tx.seen)
         participants = _participants(tx.spec) if tx.joined else ""
     if row_format > 2:
-        progress = (*progress, tx.resolved)
+        progress = (*progress, tx.resolved, tx.past) if tx.past else (*progress, tx.resolved)
     return Row(
         tx.spec.xid,
         participants=participants,
@@ -136,6 +140,7 @@ def transaction(row: Row) -> Transaction:
             progress.joined,
             progress.seen,
             progress.resolved,
+            progress.past,
         )
     except (msgspec.MsgspecError, ValueError) as error:
         raise UnreadableRow(f"transaction {row.xid.hex()} cannot be read: {error}") from error

@@ -63,6 +63,7 @@ class Breaker:
         "silent",
         "since_ms",
         "spotless",
+        "trusted_s",
     )
 
     def __init__(self, address: str, pause_ms_max: int, clock_s: Callable[[], float]) -> None:
@@ -70,6 +71,8 @@ class Breaker:
         self.closed = True
         self.spotless = True
         """Closed, and nothing counted: an answer changes nothing."""
+        self.trusted_s = 0.0
+        """When somebody last said that the address is back."""
         self.failures = 0
         self.silent = 0
         self.probe = 0
@@ -134,6 +137,7 @@ class Breaker:
 
     def trust(self) -> None:
         """Somebody says that the address is back: calls go through at once, and the first that fails opens it again."""
+        self.trusted_s = self._clock_s()
         if self.closed:
             return
         self.closed = True

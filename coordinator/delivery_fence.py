@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 import grpc
@@ -14,8 +14,10 @@ from tricord.v1 import participant_pb2 as pb
 from tricord.v1 import participant_pb2_grpc as pb_grpc
 
 from .delivery_link import CHANNEL_OPTIONS
-from .doctor import Answer, FenceFacts, Reach
+from .doctor import ALIKE_MAX, Answer, FenceFacts, Reach
 from .doctor_fence import FenceRow
+from .doctor_holds import HoldFacts, HoldSum, Mismatch
+from .fence_word import Word
 from .store.store import Store
 
 ASK_S = 5.0
@@ -29,6 +31,11 @@ _REACHES = {
     grpc.StatusCode.NOT_FOUND: Reach.STRANGER,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Reach.BUSY,
 }
+
+_OF_THE_QUERY = frozenset((grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.DEADLINE_EXCEEDED))
+
+
+_SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class FenceUnanswered(Exception):
@@ -60,6 +67,18 @@ class FenceLink:
         took_ms = int((time.monotonic() - sent_s) * 1000)
         return Answer(self._participant, self._address, reach, took_ms, text, fence)
 
+    async def branch(self, xid: str, branch_id: int) -> Word:
+        """What it says of one branch, or why it says nothing."""
+        request = pb.GetBranchRequest(participant=self._participant, xid=xid, branch_id=branch_id)
+        try:
+            told = await self._stub.GetBranch(request, timeout=ASK_S, wait_for_ready=False)
+        except grpc.aio.AioRpcError as error:
+            silent = Reach.UNREADABLE if _is_its_own(error) else Reach.SILENT
+            other = silent if error.code() in _SILENT else Reach.NOT_OFFERED
+            return Word(self._address, _REACHES.get(error.code(), other), _text(error))
+        row = _row(told.branch, told.now.ToMilliseconds()) if told.HasField("branch") else None
+        return Word(self._address, Reach.ANSWERED, fence_id=told.fence_id, row=row)
+
     async def rows(self, grace_ms: int, pages_max: int) -> AsyncIterator[list[FenceRow]]:
         """Its fence rows that have not changed for so long, page by page; between pages it rests for as long.
 
@@ -81,12 +100,47 @@ class FenceLink:
             await asyncio.sleep(time.monotonic() - began_s)
         raise FenceUnanswered(f"only the oldest {pages_max * PAGE_ROWS} rows of its table were compared")
 
+    async def holds(self) -> HoldFacts:
+        """What it holds in its own tables, as it compares that with its fence; nothing if it declares none."""
+        request = pb.CompareHoldsRequest(participant=self._participant, mismatches_max=ALIKE_MAX)
+        try:
+            told = await self._stub.CompareHolds(request, timeout=PAGE_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return HoldFacts()
+            return HoldFacts(_text(error), is_query=error.code() in _OF_THE_QUERY)
+        sums = [HoldSum(each.unit, each.reserved, each.tried) for each in told.sums]
+        mismatches = [_mismatch(each) for each in told.mismatches]
+        compared = f"{told.holds} holds compared with {told.tried} TRIED branches"
+        return HoldFacts("", False, compared, sums, told.leaked, told.missing, mismatches, told.compared_until)
+
 
 @asynccontextmanager
 async def fence_link(participant: str, address: str) -> AsyncIterator[FenceLink]:
     """A connection for as long as the block lasts."""
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         yield FenceLink(participant, address, channel)
+
+
+async def words_of(participant: str, addresses: Iterable[str], fence_id: str, xid: str, branch_id: int) -> list[Word]:
+    """What all addresses of a participant say of a branch; only the first that speaks for this fence, if one does."""
+
+    async def ask(address: str) -> Word:
+        async with fence_link(participant, address) as link:
+            return await link.branch(xid, branch_id)
+
+    asking = [asyncio.create_task(ask(address)) for address in addresses]
+    words = []
+    try:
+        for asked in asyncio.as_completed(asking):
+            words.append(await asked)
+            if words[-1].is_of(fence_id):
+                return words[-1:]
+        return words
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
 
 
 def _row(branch: pb.FenceBranch, now_ms: int) -> FenceRow:
@@ -100,6 +154,12 @@ def _row(branch: pb.FenceBranch, now_ms: int) -> FenceRow:
         branch.running,
         now_ms - branch.update_time.ToMilliseconds(),
     )
+
+
+def _mismatch(each: pb.HoldMismatch) -> Mismatch:
+    leaked = each.kind == pb.HOLD_MISMATCH_KIND_LEAKED
+    branch = each.xid, each.branch_id, each.action, int(each.status), each.participant
+    return Mismatch(leaked, *branch, each.amount, each.unit)
 
 
 def _is_its_own(error: grpc.aio.AioRpcError) -> bool:

@@ -44,7 +44,7 @@ _UNARY_AGAIN_S = 60.0
 _ASK_S = 2.0
 """How long a participant may take to end a stream on which nothing was written."""
 _PROBE_CONNECT_S = 1.5
-"""How long a probe waits for a connection: gRPC's own next attempt comes within 1.2 s."""
+"""How long a probe, or what an operator retries, waits for a connection: gRPC's own next attempt comes within 1.2 s."""
 
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -209,7 +209,7 @@ class Link:
 
     async def _connected(self) -> bool:
         """Whether the address can be reached; waits only while it is being tried."""
-        # Of a probe one more attempt is wanted, not the last one's outcome.
+        # Of a probe, and of what an operator retries, one more attempt is wanted, not the last one's outcome.
         give_up_s = self._loop.time() + (_PROBE_CONNECT_S if self.breaker.probe else 0.0)
         state = self._channel.get_state(try_to_connect=True)
         while state is not grpc.ChannelConnectivity.READY:
@@ -217,7 +217,7 @@ class Link:
             if state is grpc.ChannelConnectivity.SHUTDOWN:
                 return False
             if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                timeout_s = give_up_s - self._loop.time()
+                timeout_s = max(give_up_s, self.breaker.trusted_s + _PROBE_CONNECT_S) - self._loop.time()
                 if timeout_s <= 0:
                     return False
             if self._reconnected is None or self._reconnected.done():  # kept: gRPC could not be told to forget it

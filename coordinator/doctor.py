@@ -206,8 +206,14 @@ class Overflow:
         if len(seen) < ALIKE_MAX:
             seen.append(finding)
             return True
-        self._left[kind] = self._left.get(kind, 0) + 1
+        self.leave_out(*kind, 1)
         return False
+
+    def leave_out(self, code: str, participant: str, count: int) -> None:
+        """Count so many more of a kind of which some were told, and of which only the number is known."""
+        kind = code, participant
+        if count > 0 and kind in self._seen:
+            self._left[kind] = self._left.get(kind, 0) + count
 
     def rest(self) -> Iterator[Finding]:
         """One for each kind of which there were too many."""

@@ -28,6 +28,7 @@ from .doctor import (
     of_store,
 )
 from .doctor_fence import is_suspect, of_row
+from .doctor_holds import left_out, of_holds
 from .doctor_open import OpenFacts, OpenTally, of_finished
 from .ids import parse_xid
 from .model import FORMAT, State
@@ -106,6 +107,8 @@ class Examination:
         for (name, _), address in fences.items():
             async for told in self._look_at_fence(name, address):
                 yield told
+            async for told in self._look_at_holds(name, address):
+                yield told
 
     async def _look_at_fence(self, name: str, address: str) -> AsyncIterator[Told]:
         yield f"comparing the fence rows of {name} at {address}"
@@ -134,6 +137,16 @@ class Examination:
                 finding = of_row(name, row, tx, self._limits())
                 if finding is not None:
                     yield finding
+
+    async def _look_at_holds(self, name: str, address: str) -> AsyncIterator[Told]:
+        async with fence_link(name, address) as link:
+            facts = await link.holds()
+        if facts.compared:
+            yield f"{name} at {address}: {facts.compared}"
+        for finding in of_holds(name, facts):
+            yield finding
+        for code, count in left_out(facts):
+            self._overflow.leave_out(code, name, count)
 
     # --- transactions ---------------------------------------------------------------------------------------
 

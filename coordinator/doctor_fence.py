@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from .doctor import Finding, Limits, Severity, length
-from .model import BranchStatus, State, Transaction
+from .model import BranchStatus, Resolution, State, Transaction
 
 
 class FenceStatus(IntEnum):
@@ -123,7 +123,7 @@ def _against(participant: str, row: FenceRow, tx: Transaction, limits: Limits) -
             f"is {_word(row)}, and its transaction has no such branch",
             f"tricord show {row.xid}; the store or the fence was restored to an earlier time, or mixed with another",
         )
-    asked, step = tx.state, tx.steps[index]
+    asked, step, resolution = tx.state, tx.steps[index], tx.resolution_of(index)
     if row.status == FenceStatus.TRIED:
         if not asked.finished or limits.now_ms - tx.updated_ms <= limits.grace_ms:
             return None
@@ -134,6 +134,8 @@ def _against(participant: str, row: FenceRow, tx: Transaction, limits: Limits) -
             "the participant's upkeep settles it (participant.resolve does it now); if it stays, its database was "
             "restored to an earlier time",
         )
+    if resolution is not None and row.status in _settled_as(resolution):
+        return None  # somebody has recorded that by hand; if it was against the decision, the transaction is mixed
     if row.status == FenceStatus.COMMITTED:
         if asked in CONFIRMS:
             return None
@@ -145,6 +147,11 @@ def _against(participant: str, row: FenceRow, tx: Transaction, limits: Limits) -
         return None  # its Try was refused, and that is on its way
     problem = f"is {_word(row)}, though its transaction is {asked.name}"
     return Severity.ERROR, "CANCELLED_AGAINST_RECORD", problem, _BY_HAND.format(xid=row.xid)
+
+
+def _settled_as(resolution: Resolution) -> tuple[FenceStatus, FenceStatus]:
+    """What Settle makes of a row: SUSPENDED of one that was not there."""
+    return FenceStatus.COMMITTED if resolution.confirmed else FenceStatus.ROLLBACKED, FenceStatus.SUSPENDED
 
 
 _BY_HAND = (

@@ -206,10 +206,7 @@ class Engine:
         Raises Denied (nothing was changed), UnknownXid, FormatNotReady, RowRejected, Overloaded, UnreadableRow, and
         StoreError, after which it is not known whether it was carried out: ask again.
         """
-        if isinstance(order, AddBranch | Renew):
-            self._check_format(OPEN_FORMAT)
-        elif isinstance(order, Resolve):
-            self._check_format(RESOLVED_FORMAT)
+        self.check_format_for(order)
         while True:
             live = self._live.get(xid)
             if live is None:
@@ -229,6 +226,13 @@ class Engine:
                 if answer.denied is not None:
                     raise answer.denied
                 return answer.tx
+
+    def check_format_for(self, order: Order) -> None:
+        """Raises FormatNotReady if what the order leaves cannot be stored yet."""
+        if isinstance(order, AddBranch | Renew):
+            self._check_format(OPEN_FORMAT)
+        elif isinstance(order, Resolve):
+            self._check_format(RESOLVED_FORMAT)
 
     def _check_format(self, needed: int) -> None:
         if self.store.format < needed:

@@ -54,7 +54,8 @@ class Io(Protocol):
         """Write the transaction over the version before it, and return the row that stands when it is durable.
 
         If another's row stands there, that one is returned instead: its ``save_id`` tells. A transaction that was
-        decided before, and is finished by this, may be returned before its COMMIT: it promises nothing new.
+        decided before, and is finished by this, may be returned before its COMMIT, unless a branch was resolved by
+        hand: it promises nothing new.
         """
 
 

@@ -84,7 +84,7 @@ class Journal:
 
         Raises RowRejected if the database cannot take it.
         """
-        row = await self._write(tx, saved_row(tx), begins=False)
+        row = await self._write(tx, saved_row(tx, self._store.format), begins=False)
         if row is None:
             return tx
         if not row.state:
@@ -93,7 +93,7 @@ class Journal:
 
     def save_last(self, tx: Transaction) -> None:
         """Store the last version, some time soon. It promises nothing new; if it is lost, recovery finds the same."""
-        self._add(_Entry(tx, saved_row(tx), False, None))
+        self._add(_Entry(tx, saved_row(tx, self._store.format), False, None))
 
     async def drain(self) -> None:
         """Return when everything that was given so far has been written."""

@@ -169,7 +169,7 @@ class Live:
     async def save(self, tx: Transaction) -> Transaction:
         before = self.tx
         raises = tx.attention.lasting > before.attention.lasting
-        if tx.state.finished and before.state is not State.TRYING and not raises and not before.resolved:
+        if tx.state.finished and before.state is not State.TRYING and not raises and not tx.resolved:
             # It promises nothing new: every branch has answered for good. So nobody waits for its COMMIT. (But that
             # of what was resolved by hand is the promise that it cannot be reversed any more.)
             self._host.journal.save_last(tx)

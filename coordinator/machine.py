@@ -28,6 +28,7 @@ from .model import (
     Step,
     Transaction,
 )
+from .past import Failure, remember
 
 ERROR_CHARS_MAX = 500
 
@@ -187,9 +188,12 @@ def apply(tx: Transaction, replies: Sequence[Reply], now_ms: int, policy: Policy
     steps = list(tx.steps)
     attention = tx.attention.lasting
     seen: list[Seen] = []
+    failures: list[Failure] = []
     for reply in replies:
         step = steps[reply.branch]
         if wanted(tx, reply.branch, step) is not reply.phase:
+            if _fails_late(tx.state, step, reply):
+                failures.append(Failure(reply.branch, Phase.TRY, 0, reply.error[:ERROR_CHARS_MAX], reply.attention))
             steps[reply.branch] = step = _late(tx.state, step, reply)
             if _contradicts(tx.state, step, reply):
                 attention = Attention.VIOLATION
@@ -198,13 +202,19 @@ def apply(tx: Transaction, replies: Sequence[Reply], now_ms: int, policy: Policy
             reply = _checked(step, reply)
         steps[reply.branch], raised = _answered(tx, step, reply, now_ms, policy)
         attention = max(attention, raised)
+        if reply.outcome is not Outcome.DONE and not (reply.phase is Phase.TRY and reply.outcome is Outcome.REFUSED):
+            error, flagged = steps[reply.branch].error, raised is Attention.VIOLATION
+            failures.append(Failure(reply.branch, reply.phase, step.attempts + 1, error, flagged))
         if reply.seen and steps[reply.branch].status is BranchStatus.TRIED:
             seen += (Seen(reply.branch + 1, branch_id) for branch_id in reply.seen)
     moved = tx
     if seen:
         tx = tx._replace(seen=tx.seen + tuple(seen))
-    if seen or attention is not tx.attention or any(a is not b for a, b in zip(steps, tx.steps, strict=True)):
+    changed = any(a is not b for a, b in zip(steps, tx.steps, strict=True))
+    if seen or failures or changed or attention is not tx.attention:
         moved = tx._replace(steps=tuple(steps), attention=attention, updated_ms=now_ms)
+        if failures or tx.past:
+            moved = moved._replace(past=remember(tx, steps, failures, now_ms))
     return _settled(moved, now_ms)
 
 
@@ -385,9 +395,15 @@ def _late(state: State, step: Step, reply: Reply) -> Step:
         return step
     if reply.outcome is Outcome.DONE and not step.fence_id and reply.fence_id:
         return step._replace(fence_id=reply.fence_id)
-    if reply.outcome is Outcome.UNKNOWN and not step.error and step.status is BranchStatus.PENDING:
+    if _fails_late(state, step, reply) and not step.error:
         return step._replace(error=reply.error[:ERROR_CHARS_MAX])
     return step
+
+
+def _fails_late(state: State, step: Step, reply: Reply) -> bool:
+    """Whether it is a Try's failure that came after the decision to cancel, to a branch that knows nothing better."""
+    known = reply.phase is not Phase.TRY or reply.outcome is not Outcome.UNKNOWN
+    return not known and state is State.CANCELLING and step.status is BranchStatus.PENDING
 
 
 def _contradicts(state: State, step: Step, reply: Reply) -> bool:

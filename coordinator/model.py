@@ -177,6 +177,53 @@ class Resolution(NamedTuple):
     time_ms: int
     opposite: bool
     """Whether it contradicts the decision."""
+    lost: bool = False
+    """The participant's database is gone for good: the branch ended without its participant having been told."""
+
+
+class Run(NamedTuple):
+    """Attempts of one call that failed alike, one after another."""
+
+    phase: Phase
+    error: str
+    attention: bool
+    """Whether a person should look because of each of them alone."""
+    first_attempt: int
+    last_attempt: int
+    first_ms: int
+    last_ms: int
+
+    @property
+    def attempts(self) -> int:
+        """How many."""
+        return self.last_attempt - self.first_attempt + 1
+
+
+class Dropped(NamedTuple):
+    """Runs of which only this is kept."""
+
+    runs: int
+    attempts: int
+    first_ms: int
+    last_ms: int
+
+
+class End(NamedTuple):
+    """When a branch has answered for good, in Try or at its end."""
+
+    status: BranchStatus
+    time_ms: int
+
+
+class Past(NamedTuple):
+    """What one branch went through, from the first failure of any branch of its transaction on."""
+
+    branch_id: int
+    runs: tuple[Run, ...] = ()
+    """The first and the last ones, in the order of time."""
+    dropped: Dropped | None = None
+    """Those that were in the middle."""
+    ends: tuple[End, ...] = ()
 
 
 class Transaction(NamedTuple):
@@ -205,6 +252,8 @@ class Transaction(NamedTuple):
     seen: tuple[Seen, ...] = ()
     resolved: tuple[Resolution, ...] = ()
     """All there ever were, in the order of time: the last one of a branch counts."""
+    past: tuple[Past, ...] = ()
+    """Of those branches that went through something worth telling, by branch_id."""
 
     @property
     def mixed(self) -> bool:

@@ -6,28 +6,23 @@ from tricord.v1 import operator_pb2 as pb
 from tricord.v1 import types_pb2
 
 from .codec import UnreadableRow, transaction
-from .config import Settings
-from .engine import Engine
 from .model import Transaction
 from .operator_actions import OperatorActions
 from .operator_doctor import OperatorDoctor
 from .operator_list import find_page, read_list
+from .operator_many import OperatorMany
 from .operator_participants import OperatorParticipants
+from .operator_resolve import OperatorResolve
 from .operator_statistics import OperatorStatistics
-from .participants import Participants
 from .rpc import Context, answering
 from .store.rows import Row
 from .wire import read_xid, transaction_message, unreadable_message
 
 
-class OperatorService(OperatorActions, OperatorParticipants, OperatorStatistics, OperatorDoctor):
+class OperatorService(
+    OperatorActions, OperatorMany, OperatorResolve, OperatorParticipants, OperatorStatistics, OperatorDoctor
+):
     """What operators call."""
-
-    def __init__(self, engine: Engine, participants: Participants, settings: Settings) -> None:
-        OperatorActions.__init__(self, engine)
-        OperatorParticipants.__init__(self, engine, participants)
-        OperatorStatistics.__init__(self, engine)
-        OperatorDoctor.__init__(self, engine, participants, settings)
 
     @answering
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:

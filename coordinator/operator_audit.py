@@ -1,4 +1,4 @@
-"""The audit as operators see it: what is written down of an action, and how records and histories are shown.
+"""The audit as operators see it: what is written down of an action, and how records are shown.
 
 Whatever an operator changes is written down twice: an "asked" record, durable before anything is done, and what came
 of it afterwards. Action and record cannot share one local transaction: the row is saved by the group commit, possibly
@@ -9,21 +9,20 @@ row then tells whether the action was carried out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tricord.v1 import operator_pb2 as pb
 
 from .errors import Violation
 from .ids import new_xid
-from .model import State, Transaction
+from .model import Transaction
 from .store.audit import AuditRow
 from .wire import timestamp
 
 ACTOR_CHARS_MAX = 64
 REASON_CHARS_MAX = 500
 PEER_CHARS_MAX = 200
-HISTORY_RECORDS_MAX = 100
 ASKED, DONE, REFUSED, UNKNOWN = "asked", "done", "refused", "unknown"
 
 _OUTCOMES = {
@@ -91,7 +90,10 @@ def snapshot(tx: Transaction) -> dict[str, object]:
 
 def _resolution(tx: Transaction, branch: int) -> dict[str, object]:
     resolution = tx.resolution_of(branch)
-    return {} if resolution is None else {"resolved_as": "CONFIRMED" if resolution.confirmed else "CANCELLED"}
+    if resolution is None:
+        return {}
+    lost = {"lost": True} if resolution.lost else {}
+    return {"resolved_as": "CONFIRMED" if resolution.confirmed else "CANCELLED", **lost}
 
 
 # --- how it is shown --------------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ def _resolution(tx: Transaction, branch: int) -> dict[str, object]:
 
 def record_message(row: AuditRow) -> pb.AuditRecord:
     """A record on the wire."""
-    after = _read(row)
+    after = read_outcome(row)
     return pb.AuditRecord(
         id=row.id.hex(),
         time=timestamp(row.time_ms),
@@ -115,31 +117,7 @@ def record_message(row: AuditRow) -> pb.AuditRecord:
     )
 
 
-def history(tx: Transaction, rows: Sequence[AuditRow]) -> list[pb.HistoryEvent]:
-    """What happened to a transaction, oldest first; ``rows`` are its audit records."""
-    spec = tx.spec
-    begun = "interactive" if spec.interactive else f"with {tx.begun} branch{'es' if tx.begun > 1 else ''}"
-    events = [(spec.created_ms, "created", f"{begun}, timeout {spec.timeout_ms} ms", "")]
-    if tx.decided_ms:
-        confirms = tx.state in (State.CONFIRMING, State.CONFIRMED)
-        events.append((tx.decided_ms, "decided", "to confirm" if confirms else f"to cancel: {tx.cancel_reason}", ""))
-    if tx.state.finished:  # nothing is saved after that
-        events.append((tx.updated_ms, "finished", tx.state.name, ""))
-    answered = {_read(row).get("asked_id") for row in rows}
-    for row in rows:
-        after = _read(row)
-        if not after and row.id.hex() in answered:
-            continue
-        what = after.get("outcome", "asked; what came of it was not written down")
-        events.append((row.time_ms, row.action, f"{what}: {row.reason}" if row.reason else what, row.actor))
-    events.sort(key=lambda event: event[0])
-    return [
-        pb.HistoryEvent(time=timestamp(time_ms), event=event, detail=detail, actor=actor)
-        for time_ms, event, detail, actor in events
-    ]
-
-
-def _read(row: AuditRow) -> dict[str, Any]:
-    """What came of it; empty in a record of what was asked for."""
+def read_outcome(row: AuditRow) -> dict[str, Any]:
+    """What came of it, by name; empty in a record of what was asked for."""
     found = json.loads(row.after) if row.after else {}
     return found if isinstance(found, dict) else {}

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import sqlalchemy as sa
 import structlog
 
 from tricord.v1 import operator_pb2 as pb
-from tricord.v1 import operator_pb2_grpc as pb_grpc
 
-from .config import Settings
 from .doctor import Finding
 from .doctor_facts import Examination
-from .engine import Engine
 from .errors import InvalidRequest, NotFound, TooMuch, Violation
 from .operator_audit import DONE, Asker, asked_row, outcome_row, read_asker
-from .participants import Participants
+from .operator_base import OperatorBase
 from .rpc import Context, answering_stream
 from .store import audit, examine
 from .wire import check_name, duration_ms
@@ -29,14 +25,8 @@ GRACE_MS_DEFAULT = 300_000
 GRACE_MS_MIN, GRACE_MS_MAX = 1_000, 30 * 86_400_000
 
 
-class OperatorDoctor(pb_grpc.OperatorServiceServicer):
+class OperatorDoctor(OperatorBase):
     """Examine."""
-
-    def __init__(self, engine: Engine, participants: Participants, settings: Settings) -> None:
-        self._store = engine.store
-        self._known = participants
-        self._settings = settings
-        self._examining = asyncio.Lock()
 
     @answering_stream
     async def Examine(self, request: pb.ExamineRequest, context: Context) -> AsyncIterator[pb.ExamineResponse]:
@@ -50,7 +40,9 @@ class OperatorDoctor(pb_grpc.OperatorServiceServicer):
         if self._examining.locked():
             raise TooMuch("another examination is running at this coordinator; ask again", retry_s=5.0)
         async with self._examining:
-            examination = Examination(self._store, self._known, self._settings, grace_ms, request.participant)
+            examination = Examination(
+                self._engine.store, self._participants, self._settings, grace_ms, request.participant
+            )
             async for told in examination.run():
                 if isinstance(told, str):
                     yield pb.ExamineResponse(progress=told)
@@ -65,14 +57,14 @@ class OperatorDoctor(pb_grpc.OperatorServiceServicer):
             raise InvalidRequest(Violation("grace", f"is {grace_ms} ms; it must be 1 s to 30 days"))
         if request.participant:
             check_name("participant", request.participant)
-            await self._known.refresh()
-            if request.participant not in self._known.known:
+            await self._participants.refresh()
+            if request.participant not in self._participants.known:
                 raise NotFound(f"no participant {request.participant} is registered", reason="UNKNOWN_PARTICIPANT")
         return grace_ms
 
     async def _mend(self, finding: Finding, asker: Asker) -> bool:
         """In one local transaction with its record; there is none of what was not changed."""
-        xid, now_ms = bytes.fromhex(finding.xid), self._store.now_ms()
+        xid, now_ms = bytes.fromhex(finding.xid), self._engine.store.now_ms()
         asked = asked_row(now_ms, "mend", xid, asker, {"code": finding.code, "problem": finding.problem})
         done = outcome_row(asked, now_ms, DONE, {"wake_ms": now_ms})
 
@@ -82,7 +74,7 @@ class OperatorDoctor(pb_grpc.OperatorServiceServicer):
                 audit.append(connection, [asked, done])
             return made_due
 
-        mended = await self._store.within(mend)
+        mended = await self._engine.store.within(mend)
         _log.info("doctor.made_due", xid=finding.xid, code=finding.code, mended=mended)
         return mended
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tricord.v1 import operator_pb2 as pb
-from tricord.v1 import operator_pb2_grpc as pb_grpc
 
 from .delivery import AddressHealth
 from .delivery_breaker import BreakerState
-from .engine import Engine
 from .errors import InvalidRequest, NotFound, Violation
-from .participants import Participants
+from .operator_base import OperatorBase
 from .rpc import Context, answering
 from .store.open_rows import OpenRows
 from .store.registry import Instance, KnownParticipant
@@ -38,12 +36,8 @@ class Backlog(NamedTuple):
     oldest_ms: int
 
 
-class OperatorParticipants(pb_grpc.OperatorServiceServicer):
+class OperatorParticipants(OperatorBase):
     """ListParticipants."""
-
-    def __init__(self, engine: Engine, participants: Participants) -> None:
-        self._engine = engine
-        self._participants = participants
 
     @answering
     async def ListParticipants(

@@ -9,10 +9,10 @@ import structlog
 from google.protobuf.duration_pb2 import Duration
 
 from tricord.v1 import operator_pb2 as pb
-from tricord.v1 import operator_pb2_grpc as pb_grpc
 
-from .engine import SILENT_S, Engine
+from .engine import SILENT_S
 from .model import Attention, State
+from .operator_base import OperatorBase
 from .rpc import Context, answering
 from .store.open_rows import OpenRows
 from .store.rows import StoreError
@@ -25,12 +25,8 @@ STORE_S = 3.0
 _OPEN = (State.TRYING, State.CONFIRMING, State.CANCELLING)
 
 
-class OperatorStatistics(pb_grpc.OperatorServiceServicer):
+class OperatorStatistics(OperatorBase):
     """GetStatistics."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._started_s = time.monotonic()
 
     @answering
     async def GetStatistics(self, request: pb.GetStatisticsRequest, context: Context) -> pb.GetStatisticsResponse:

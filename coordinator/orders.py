@@ -192,13 +192,15 @@ class Retry(NamedTuple):
 class Resolve(NamedTuple):
     """Record that a branch was confirmed or cancelled by hand (protocol G1).
 
-    It may be reversed until the participant has written it down; a transaction that was once mixed stays so.
+    It may be reversed until the participant has written it down; a transaction that was once mixed stays so. Where the
+    participant's database is ``lost`` nobody can write it down: the branch ends at once.
     """
 
     branch_id: int
     confirmed: bool
     actor: str
     reason: str
+    lost: bool = False
 
     def obey(self, tx: Transaction, now_ms: int, policy: Policy) -> Transaction:
         """See Order."""
@@ -209,21 +211,28 @@ class Resolve(NamedTuple):
             text = f"transaction {xid} is TRYING: nothing can be resolved before it is decided; cancel it, or wait"
             raise Denied("NOT_DECIDED", text, xid=xid, state=tx.state.name)
         step = tx.steps[branch]
+        standing = tx.resolution_of(branch)
+        same = standing is not None and (standing.confirmed, standing.lost) == (self.confirmed, self.lost)
+        if same and self.lost:
+            return tx
         if step.status in (BranchStatus.CONFIRMED, BranchStatus.CANCELLED):
             text = f"branch {self.branch_id} of transaction {xid} is {step.status.name}: it has answered for good"
             raise Denied("ANSWERED", text, xid=xid, state=tx.state.name, branch_state=step.status.name)
-        standing = tx.resolution_of(branch)
-        if standing is not None and standing.confirmed is self.confirmed:
+        if same:
             return tx
         opposite = self.confirmed is not (tx.state is State.CONFIRMING)
-        resolution = Resolution(self.branch_id, self.confirmed, self.actor, self.reason, now_ms, opposite)
-        return tx._replace(
+        resolution = Resolution(self.branch_id, self.confirmed, self.actor, self.reason, now_ms, opposite, self.lost)
+        # The call that tells the participant is another one: it starts anew, and is due now.
+        step = step._replace(attempts=0, next_ms=0)
+        if self.lost:
+            step = step._replace(status=BranchStatus.CONFIRMED if self.confirmed else BranchStatus.CANCELLED)
+        resolved = tx._replace(
             resolved=(*tx.resolved, resolution),
-            # The call that tells the participant is another one: it starts anew, and is due now.
-            steps=(*tx.steps[:branch], step._replace(attempts=0, next_ms=0), *tx.steps[branch + 1 :]),
+            steps=(*tx.steps[:branch], step, *tx.steps[branch + 1 :]),
             attention=Attention.VIOLATION if opposite else tx.attention,
             updated_ms=now_ms,
         )
+        return apply(resolved, (), now_ms, policy)
 
 
 class Renew(NamedTuple):

@@ -18,6 +18,7 @@ from tricord.v1 import coordinator_pb2, types_pb2
 
 from .errors import DOMAIN, InvalidRequest, RpcError, Violation
 from .ids import parse_xid
+from .machine import called
 from .model import Attention, BranchSpec, Payload, Transaction
 from .orders import BRANCHES_MAX, LIFE_MS_MAX
 from .store.rows import Row
@@ -286,7 +287,7 @@ def branch_message(tx: Transaction, index: int) -> types_pb2.Branch:
         message.result.CopyFrom(types_pb2.Payload(data=step.result.data, content_type=step.result.content_type))
     if step.refusal is not None:
         message.refusal.CopyFrom(types_pb2.Refusal(reason=step.refusal.reason, message=step.refusal.message))
-    if step.attempts and step.next_ms:
+    if step.attempts and step.next_ms and called(tx, index) is not None:
         message.next_attempt_time.CopyFrom(timestamp(step.next_ms))
     joined = tx.joined_as(index) if tx.joined else None
     if joined is not None:
@@ -300,6 +301,7 @@ def branch_message(tx: Transaction, index: int) -> types_pb2.Branch:
                 actor=resolution.actor,
                 reason=resolution.reason,
                 time=timestamp(resolution.time_ms),
+                lost=resolution.lost,
             )
         )
     if tx.seen:

@@ -22,6 +22,8 @@
     enlist, enlist_errors, client_enlisting, client_enlist_connection, tried_memory
                   taking part when called directly: Enlist, Try through the lanes, Report
     upkeep*       purging what nothing can ask for any more, settling what waited too long
+    service_fence, service_inspection, inspection_sql, inspection_errors, holds, holds_tally, holds_sql, service_holds
+                  what operators may ask: the fence, and what is reserved against it
     errors        the tree of errors
 
 Names are loaded when they are first used: a program that only starts transactions never loads SQLAlchemy.
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
         UnknownParticipant,
     )
     from participant_sdk.fence_tables import FenceTables, metadata
+    from participant_sdk.holds import Hold
     from participant_sdk.interactive import AsyncOpenTransaction, OpenTransaction
     from participant_sdk.interceptors import (
         AsyncXidServerInterceptor,
@@ -105,6 +108,7 @@ _HOMES = {
         "UnknownParticipant",
     ),
     "fence_tables": ("FenceTables", "metadata"),
+    "holds": ("Hold",),
     "interactive": ("AsyncOpenTransaction", "OpenTransaction"),
     "interceptors": (
         "AsyncXidServerInterceptor",
@@ -135,6 +139,7 @@ __all__ = [
     "ConfigurationError",
     "ContextThreadPoolExecutor",
     "FenceTables",
+    "Hold",
     "IdempotencyKeyReused",
     "InvalidRequest",
     "NotEnlisted",

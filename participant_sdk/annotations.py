@@ -20,7 +20,7 @@ from participant_sdk.errors import ConfigurationError
 if sys.version_info >= (3, 14):
     import annotationlib
 
-_LENT: Final = {False: ("Connection", "Session"), True: ("AsyncConnection", "AsyncSession")}
+_NAMES: Final = {False: ("Connection", "Session"), True: ("AsyncConnection", "AsyncSession")}
 
 
 class Unreadable(str):
@@ -47,6 +47,16 @@ def second_argument(who: str, handler: Callable[..., Any], *, asynchronous: bool
     Raises ConfigurationError if its second parameter is annotated as anything else.
     """
     _, annotation, _ = _read(handler)
+    return _lent(f"{who} has a second parameter", who, annotation, asynchronous)
+
+
+def only_argument(who: str, function: Callable[..., Any], *, asynchronous: bool) -> Any:
+    """As `second_argument`, of a function that has no other parameter."""
+    annotation, _, _ = _read(function)
+    return _lent(f"{who} has a parameter", who, annotation, asynchronous)
+
+
+def _lent(what: str, who: str, annotation: Any, asynchronous: bool) -> Any:
     if annotation is None or annotation is Any:
         return None
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):  # "Connection | None", for unit tests
@@ -68,15 +78,13 @@ def second_argument(who: str, handler: Callable[..., Any], *, asynchronous: bool
                 return _with_bind(who, annotation)
             if annotation is Connection:
                 return None
-    elif isinstance(annotation, Unreadable) and name in _LENT[asynchronous]:
+    elif isinstance(annotation, Unreadable) and name in _NAMES[asynchronous]:
         return _named(name)
-    lent = " or ".join(_LENT[asynchronous])
+    lent = " or ".join(_NAMES[asynchronous])
     engine = "an AsyncEngine" if asynchronous else "an Engine"
     if isinstance(annotation, Unreadable):
         name = f"{str(annotation)!r}, which cannot be looked up; of one's own it must be a global of its module"
-    raise ConfigurationError(
-        f"{who} has a second parameter annotated {name}: with {engine} it is lent a {lent}; annotate it as one of them"
-    )
+    raise ConfigurationError(f"{what} annotated {name}: with {engine} it is lent a {lent}; annotate it as one of them")
 
 
 def _with_bind(who: str, session_class: type) -> type:

@@ -227,6 +227,9 @@ def read_branch(message: types_pb2.Branch) -> Branch:
         refusal=refusal,
         attempts=message.attempts,
         last_error=message.last_error,
+        resolved=_BRANCH_STATES.get(message.resolution.resolved_state, BranchState.UNKNOWN)
+        if message.HasField("resolution")
+        else None,
     )
 
 

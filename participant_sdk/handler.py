@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import re
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
@@ -134,6 +134,22 @@ class Handle:
                 raise
             session.expunge_all()
             return result
+
+
+@contextmanager
+def lending(connection: Connection) -> Iterator[Loan]:
+    """For a user's function that is no call's handler: its connection is marked with the loan for so long.
+
+    Raises LocalTransactionMisused if it has tried to end the local transaction.
+    """
+    loan = connection.info[_LOAN] = Loan(connection, None)
+    try:
+        yield loan
+    finally:
+        if not connection.invalidated:
+            connection.info.pop(_LOAN, None)
+        if loan.misused is not None:
+            raise LocalTransactionMisused(loan.misused, attention=True)
 
 
 class _Lent:

@@ -58,6 +58,7 @@ class InspectionSql(UpkeepSql):
         ages = ", ".join(words.age_ms.format(column) for column in ("created_at", "modified_at"))
         columns = f"xid, branch_id, action, status, {ended}, {ages}, lease_until_ms - {words.now_ms}"
         self._branches = f"SELECT {columns} FROM {log} WHERE xid > {words.sign} AND xid {{}} {words.sign} AND {mine}"
+        self._branch = f"SELECT {columns} FROM {log} WHERE xid = {words.sign} AND branch_id = {words.sign} AND {mine}"
         oldest = f"SELECT participant, status, finished_at FROM {log} ORDER BY xid, branch_id LIMIT {COUNTED_MAX}"
         self._counts = f"SELECT status, {ended}, count(*) FROM ({oldest}) oldest WHERE {mine} GROUP BY status, {ended}"
         self._more = f"SELECT xid FROM {log} ORDER BY xid, branch_id LIMIT 1 OFFSET {COUNTED_MAX}"
@@ -81,6 +82,13 @@ class InspectionSql(UpkeepSql):
         branches = [_branch(row) for row in found]
         old = [branch for branch in branches if branch.age_ms >= age_ms]
         return BranchPage(sorted(old, key=lambda branch: (branch.xid, branch.branch_id)), end)
+
+    def branch(self, xid: str, branch_id: int) -> Script[Branch | None]:
+        """One row of the participant; None if there is none."""
+        yield from self._begin()
+        found = (yield Send(self._branch, (xid, branch_id, self._participant))).rows
+        yield Rollback()
+        return _branch(found[0]) if found else None
 
 
 def _branch(row: Sequence[Any]) -> Branch:

@@ -23,6 +23,7 @@ from participant_sdk.engines import AsyncEngineFence, SyncEngineFence
 from participant_sdk.enlist import TaskEnlisting, ThreadEnlisting, not_served
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.fence_tables import DEFAULT, FenceTables
+from participant_sdk.holds import HoldsQuery, declare
 from participant_sdk.lanes import TaskLanes, ThreadLanes
 from participant_sdk.local_transaction import TRY_AGE_MAX_MS, Fence
 from participant_sdk.serve_attached import AsyncAttached, Attached, unary_trys_of
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[[Any], Any])
 AnyReport = TypeVar("AnyReport", bound=Report)
 
 TRY_WORKERS: Final = 8
@@ -98,6 +100,7 @@ class Participant:
         self._engine_fence: SyncEngineFence | AsyncEngineFence | None = None
         self._fence: Fence | None = None
         self._definitions: dict[str, ActionDefinition[Any, Any]] = {}
+        self._holds: HoldsQuery | None = None
         self._upkeep_memory = Memory()
         self._enlisting: ThreadEnlisting | TaskEnlisting | None = None
         self._tried_memory = TriedMemory()
@@ -130,9 +133,31 @@ class Participant:
 
         return decorate
 
+    def holds(self, *actions: str) -> Callable[[F], F]:
+        """Decorator of a query `(db)` that gives a `Hold` for all that is reserved for branches in your tables.
+
+        A generator, or a function that returns a list. It runs when an operator asks (`tricord doctor`), in a read-only
+        local transaction, together with a look at the fence: a hold must have a TRIED branch, and a TRIED branch of
+        these `actions` (none named: of any) must have a hold. Raises ConfigurationError.
+        """
+
+        def decorate(function: F) -> F:
+            if self._holds is not None:
+                raise ConfigurationError(f"participant {self.name!r} has two queries of holds()")
+            self._holds = declare(function, actions, asynchronous=self._asynchronous)
+            self._fence = None
+            return function
+
+        if any(not isinstance(action, str) for action in actions):
+            raise ConfigurationError("write @….holds() with the names of actions, or without any: @….holds()")
+        return decorate
+
     def check(self) -> Actions:
         """All actions, checked to be complete and rightly typed; raises ConfigurationError. Starting does it too."""
-        return complete_actions(self.name, self._definitions)
+        actions = complete_actions(self.name, self._definitions)
+        if self._holds is not None:
+            self._holds.check(actions)
+        return actions
 
     def prepare(self) -> str:
         """Create the fence tables if they are missing and prove that the engine has transactions.
@@ -164,7 +189,7 @@ class Participant:
         def begin_upkeep(coordinator: str, upkeep: Upkeep) -> ThreadUpkeep:
             return ThreadUpkeep(coordinator, self._job(fence, upkeep), engine_fence, lanes)
 
-        inspection = ThreadInspection(Inspection(self.name, fence), engine_fence)
+        inspection = ThreadInspection(Inspection(self.name, fence), engine_fence, self._holds)
         return Attached(self.name, fence, lanes, server, streams_max, begin_upkeep, self._enlisting, inspection)
 
     async def add_to_server_async(self, server: grpc.aio.Server) -> AsyncAttached:
@@ -184,7 +209,7 @@ class Participant:
         def begin_upkeep(coordinator: str, upkeep: Upkeep) -> TaskUpkeep:
             return TaskUpkeep(coordinator, self._job(fence, upkeep), engine_fence, lanes)
 
-        inspection = TaskInspection(Inspection(self.name, fence), engine_fence)
+        inspection = TaskInspection(Inspection(self.name, fence), engine_fence, self._holds)
         return AsyncAttached(self.name, fence, lanes, server, begin_upkeep, self._enlisting, inspection)
 
     def start(

@@ -6,14 +6,15 @@ from typing import Any, TypeVar
 
 import grpc
 
-from participant_sdk.service_inspection import InspectionFailed, TaskInspection, ThreadInspection
+from participant_sdk.inspection_errors import InspectionFailed
+from participant_sdk.service_inspection import TaskInspection, ThreadInspection
 from tricord.v1 import participant_pb2, participant_pb2_grpc
 
 AnyInspection = TypeVar("AnyInspection", ThreadInspection, TaskInspection)
 
 
 class ThreadInspections(participant_pb2_grpc.ParticipantServiceServicer):
-    """GetFence and ListBranches on a `grpc.server`."""
+    """GetFence, ListBranches, GetBranch and CompareHolds on a `grpc.server`."""
 
     def __init__(self) -> None:
         self.inspections: dict[str, ThreadInspection] = {}
@@ -38,9 +39,29 @@ class ThreadInspections(participant_pb2_grpc.ParticipantServiceServicer):
             context.abort(error.code, str(error))
             raise AssertionError("unreachable") from error
 
+    def GetBranch(self, request: participant_pb2.GetBranchRequest, context: Any) -> participant_pb2.GetBranchResponse:
+        """See the contract."""
+        try:
+            asked = _of_participant(request.participant, self.inspections)
+            return asked.look_at_one(asked.inspection.branch(request))
+        except InspectionFailed as error:
+            context.abort(error.code, str(error))
+            raise AssertionError("unreachable") from error
+
+    def CompareHolds(
+        self, request: participant_pb2.CompareHoldsRequest, context: Any
+    ) -> participant_pb2.CompareHoldsResponse:
+        """See the contract."""
+        try:
+            asked = _of_participant(request.participant, self.inspections)
+            return asked.compare_holds(request, context.time_remaining())
+        except InspectionFailed as error:
+            context.abort(error.code, str(error))
+            raise AssertionError("unreachable") from error
+
 
 class TaskInspections(participant_pb2_grpc.ParticipantServiceServicer):
-    """GetFence and ListBranches on a `grpc.aio.server`."""
+    """GetFence, ListBranches, GetBranch and CompareHolds on a `grpc.aio.server`."""
 
     def __init__(self) -> None:
         self.inspections: dict[str, TaskInspection] = {}
@@ -63,6 +84,28 @@ class TaskInspections(participant_pb2_grpc.ParticipantServiceServicer):
         try:
             asked = _of_participant(request.participant, self.inspections)
             return await asked.look(asked.inspection.branches(request))
+        except InspectionFailed as error:
+            await context.abort(error.code, str(error))
+            raise AssertionError("unreachable") from error
+
+    async def GetBranch(
+        self, request: participant_pb2.GetBranchRequest, context: Any
+    ) -> participant_pb2.GetBranchResponse:
+        """See the contract."""
+        try:
+            asked = _of_participant(request.participant, self.inspections)
+            return await asked.look_at_one(asked.inspection.branch(request))
+        except InspectionFailed as error:
+            await context.abort(error.code, str(error))
+            raise AssertionError("unreachable") from error
+
+    async def CompareHolds(
+        self, request: participant_pb2.CompareHoldsRequest, context: Any
+    ) -> participant_pb2.CompareHoldsResponse:
+        """See the contract."""
+        try:
+            asked = _of_participant(request.participant, self.inspections)
+            return await asked.compare_holds(request, context.time_remaining())
         except InspectionFailed as error:
             await context.abort(error.code, str(error))
             raise AssertionError("unreachable") from error

@@ -73,6 +73,8 @@ class Branch:
     refusal: BranchRefusal | None
     attempts: int
     last_error: str
+    resolved: BranchState | None = None
+    """CONFIRMED or CANCELLED, if an operator has resolved it so by hand."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from typing import Final
 
 from participant_sdk.call import IncomingCall, Outcome, Reply, fingerprint
 from participant_sdk.errors import TricordError
-from participant_sdk.fence import Phase, Status
-from participant_sdk.transaction import Branch, Transaction, TransactionState
+from participant_sdk.fence import SETTLES, Phase, Status
+from participant_sdk.transaction import Branch, BranchState, Transaction, TransactionState
 from participant_sdk.upkeep import ResolveReport
 from participant_sdk.upkeep_sql import FIRST, Key, OldRow, Page
 from participant_sdk.upkeep_steps import Fetch, Job, Moves, Round, RunCall, floor_of
@@ -42,6 +42,8 @@ _PHASES: Final = {
     TransactionState.CANCELLING: Phase.CANCEL,
     TransactionState.CANCELLED: Phase.CANCEL,
 }
+_BY_HAND: Final = {BranchState.CONFIRMED: Phase.SETTLE_CONFIRMED, BranchState.CANCELLED: Phase.SETTLE_CANCELLED}
+"""What an operator has done by hand is written down, and nothing run."""
 _NO_RECORD: Final = "is TRIED here, but the coordinator has no record of it: a person has to decide"
 
 
@@ -179,6 +181,11 @@ class _Settling:
             )
             self._round.find(transaction.xid, text)
             return
+        if branch.resolved is not None:
+            if branch.resolved not in _BY_HAND:
+                self._counts["left"] += 1  # a newer coordinator's
+                return
+            phase = _BY_HAND[branch.resolved]
         call = IncomingCall(
             phase=phase,
             xid=transaction.xid,
@@ -193,10 +200,11 @@ class _Settling:
         )
         reply: Reply = yield RunCall(call)
         if reply.outcome is Outcome.DONE:
-            self._counts["confirmed" if phase is Phase.CONFIRM else "cancelled"] += 1
+            self._counts["confirmed" if phase in (Phase.CONFIRM, Phase.SETTLE_CONFIRMED) else "cancelled"] += 1
             return
         self._counts["failed"] += 1
-        what = f"{phase.name.capitalize()} of its branch {branch_id} is owed by the coordinator's record, but"
+        called = "Settle" if phase in SETTLES else phase.name.capitalize()
+        what = f"{called} of its branch {branch_id} is owed by the coordinator's record, but"
         self._round.find(transaction.xid, f"{what} ended as {reply.outcome.value}: {reply.error}")
 
     def _unknown(self, xid: str) -> None:

@@ -44,13 +44,14 @@ def environment() -> dict[str, str]:
 
 
 def tricord(
-    *arguments: str | bytes, env: dict[str, str] | None = None, cwd: Path | None = None
+    *arguments: str | bytes, env: dict[str, str] | None = None, cwd: Path | None = None, merged: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
+    """Run the command to its end; ``merged``: what it says on standard error is in its output, as on a screen."""
     command = [sys.executable, "-m", "coordinator", *arguments]
     return subprocess.run(
-        command, env={**environment(), **(env or {})}, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, errors="replace", timeout=START_S, check=False,
+        command, env={**environment(), **(env or {})}, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if merged else subprocess.PIPE, text=True, errors="replace", timeout=START_S,
+        check=False,
     )  # fmt: skip
 
 

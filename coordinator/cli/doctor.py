@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ import click
 
 from .calls import end_for, endpoint_option
 from .exits import FINDINGS
+from .forms import output_option, tell_rows
 from .params import Age, Text, actor_option, age_ms, login
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ PATIENCE_S = 3600.0
 )  # fmt: skip
 @click.option("--apply", "mend", is_flag=True, help="Mend what can be mended safely: make transactions due now.")
 @actor_option
-@click.option("-o", "--output", type=click.Choice(["table", "json", "jsonl"]), default="table", show_default=True)
+@output_option("table", "json", "jsonl")
 def doctor(endpoint: str, participant: str, grace: str, mend: bool, actor: str, output: str) -> None:
     """Find what does not fit between coordinator and participants, and say what to do.
 
@@ -42,17 +42,11 @@ def doctor(endpoint: str, participant: str, grace: str, mend: bool, actor: str, 
 
     request = operator_pb2.ExamineRequest(participant=participant, mend=mend, actor=actor or (login() if mend else ""))
     request.grace.FromMilliseconds(age_ms(grace))
-    findings = []
-    for finding in _examine(endpoint, request):
-        findings.append(finding)
-        if output == "jsonl":
-            click.echo(json.dumps(finding))
-            sys.stdout.flush()
-    findings.sort(key=lambda finding: _SEVERITIES.index(finding["severity"]))  # within one as they were found
-    if output == "json":
-        click.echo(json.dumps({"findings": findings}, indent=2))
-    elif output == "table":
-        _print(findings)
+    findings: list[dict[str, Any]] = []
+    found = _noting(_examine(endpoint, request), findings)
+    if output != "jsonl":
+        found = iter(sorted(found, key=lambda finding: _SEVERITIES.index(finding["severity"])))
+    tell_rows(output, "findings", found, _print)
     open_ones = [each for each in findings if each["severity"] != "INFO" and not each["mended"]]
     click.echo(_summary(findings), err=True)
     if open_ones:
@@ -60,6 +54,13 @@ def doctor(endpoint: str, participant: str, grace: str, mend: bool, actor: str, 
 
 
 _SEVERITIES = ("ERROR", "WARNING", "INFO", "UNSPECIFIED")
+
+
+def _noting(found: Iterator[dict[str, Any]], noted: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """As they are found; ``noted`` has them afterwards."""
+    for finding in found:
+        noted.append(finding)
+        yield finding
 
 
 def _examine(endpoint: str, request: operator_pb2.ExamineRequest) -> Iterator[dict[str, Any]]:

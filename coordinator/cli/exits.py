@@ -15,7 +15,7 @@ UNAVAILABLE = 5
 INTERRUPTED = 130
 """By Ctrl-C, as shells have it."""
 FINDINGS = 6
-"""The doctor has found errors or warnings."""
+"""The doctor has found errors or warnings, or a history violates an invariant."""
 
 
 def fail(message: str, code: int = ERROR) -> NoReturn:

@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import click
 
 from .calls import call, endpoint_option
-from .exits import USAGE, fail
-from .params import Age, Text
+from .filtering import filter_option, label_option, older_than_option, whole_filter
+from .forms import output_option, tell_rows
+from .params import Text
 from .query import as_json
 
 STATES = ("TRYING", "CONFIRMING", "CONFIRMED", "CANCELLING", "CANCELLED")
 ORDERS = {"newest": "create_time desc", "oldest": "create_time asc"}
 
 
-class Label(click.ParamType[str]):
-    """A label's name and value, as a comparison of a filter."""
-
-    name = "label"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Raises click's usage error for what is not NAME=VALUE."""
-        from ..filters_tree import quoted
-
-        name, equals, text = Text().convert(value, param, ctx).partition("=")
-        if not equals or not re.fullmatch(r"[a-z][a-z0-9_.-]*", name):
-            self.fail(f"{value!r} is no label; write NAME=VALUE, a name being a-z 0-9 _ . - after a letter", param, ctx)
-        return f"labels.{name} = {quoted(text)}"
-
-
 @click.command("list")
 @endpoint_option
-@click.option("--filter", "filter_", type=Text(), default="", metavar="FILTER", help="See below.")
-@click.option(
-    "--label", "labels", multiple=True, type=Label(), metavar="NAME=VALUE", help="With this label. Repeatable."
-)
+@filter_option
+@label_option
 @click.option("--state", "states", multiple=True, type=click.Choice(STATES, case_sensitive=False), help="Repeatable.")
-@click.option("--older-than", "older_than", type=Age(), metavar="AGE", help="Created at least so long ago: 30s, 5m.")
+@older_than_option
 @click.option("--participant", type=Text(), default="", metavar="NAME", help="With a branch of this participant.")
 @click.option("--order", type=click.Choice(list(ORDERS)), default="newest", show_default=True, help="Which come first.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Rows on a page.")
 @click.option("--page-token", type=Text(), default="", metavar="TOKEN", help="As the page before names it.")
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "wide", "json", "jsonl"]), default="table", show_default=True
-)
+@output_option("table", "wide", "json", "jsonl")
 def list_transactions(
     endpoint: str,
     filter_: str,
@@ -71,30 +52,11 @@ def list_transactions(
       attention != NONE AND participant = bank OR participant = shop
       action = bank.debit AND create_time < "2026-01-01T00:00:00Z"
     """
-    from ..filters_tree import quoted
-
-    parts = list(labels)
-    if states:
-        parts.append(" OR ".join(f"state = {state.upper()}" for state in states))
-    if older_than is not None:
-        parts.append(f"age >= {older_than}")
-    if participant:
-        parts.append(f"participant = {quoted(participant)}")
-    if filter_:
-        _check(filter_)
-        parts.append(f"({filter_})" if parts and filter_.strip() else filter_)
-    whole = " AND ".join(part for part in parts if part.strip())
-    _check(whole)
+    whole = whole_filter(filter_, labels, states, older_than, participant)
     pages = _Pages(endpoint, whole, ORDERS[order], limit, page_token)
-    if output == "jsonl":
-        for tx in pages:
-            click.echo(json.dumps(tx))
-    elif output == "json":
-        rows = list(pages)
-        click.echo(json.dumps({"transactions": rows, "next_page_token": pages.next_page_token}, indent=2))
+    tell_rows(output, "transactions", pages, partial(_print, wide=output == "wide"), pages.rest)
+    if output == "json":
         return
-    else:
-        _print(list(pages), wide=output == "wide")
     if pages.next_page_token:
         click.echo(f"more: --page-token {pages.next_page_token}", err=True)
 
@@ -110,6 +72,10 @@ class _Pages:
         self.next_page_token = page_token
         """Where the next ones begin; empty if there are none."""
 
+    def rest(self) -> dict[str, str]:
+        """What is told besides the transactions."""
+        return {"next_page_token": self.next_page_token}
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         from tricord.v1 import operator_pb2
 
@@ -124,20 +90,6 @@ class _Pages:
             yield from map(as_json, response.transactions)
             if not left or not self.next_page_token:
                 return
-
-
-def _check(text: str) -> None:
-    """End with the text and a caret under what is wrong with it, if anything is."""
-    from ..filters import FilterError, parse
-
-    try:
-        parse(text)
-    except FilterError as error:
-        from rich.cells import cell_len
-
-        shown = "".join(character if character.isprintable() else " " for character in text)
-        caret = " " * cell_len(shown[: error.column - 1]) + "^"
-        fail(f"the filter is wrong at {error}\n  {shown}\n  {caret}", USAGE)
 
 
 def _print(transactions: list[dict[str, Any]], *, wide: bool) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .calls import call_on, connected, endpoint_option, time_text
+from .forms import output_option, tell_rows
 from .output import age_text, count_text, print_table
 from .params import Text
 
@@ -21,9 +22,7 @@ _PAGE_SIZE = 1_000
 @click.command()
 @click.argument("name", type=Text(), default="")
 @endpoint_option
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "wide", "json", "jsonl"]), default="table", show_default=True
-)
+@output_option("table", "wide", "json", "jsonl")
 def participants(name: str, endpoint: str, output: str) -> None:
     """Show participants, or one, and what waits for them.
 
@@ -32,14 +31,7 @@ def participants(name: str, endpoint: str, output: str) -> None:
     coordinator that is asked; a BREAKER of "-" means that it has not called that address.
     OPEN counts the open transactions that have the participant, OLDEST is the age of the oldest of them.
     """
-    found = _pages(endpoint, name)
-    if output == "jsonl":
-        for participant in found:
-            click.echo(json.dumps(participant))
-    elif output == "json":
-        click.echo(json.dumps({"participants": list(found)}, indent=2))
-    else:
-        _print(list(found), wide=output == "wide")
+    tell_rows(output, "participants", _pages(endpoint, name), partial(_print, wide=output == "wide"))
 
 
 def _pages(endpoint: str, name: str) -> Iterator[dict[str, Any]]:

@@ -26,12 +26,11 @@ def show(xid: str, endpoint: str, output: str) -> None:
     """
     from tricord.v1 import operator_pb2
 
+    from .history import history_json
+
     response = call(endpoint, "Get", operator_pb2.OperatorServiceGetRequest(xid=xid))
     metadata = dict(sorted(response.transaction.metadata.items()))  # which a list does not have
-    history = [
-        {"time": time_text(event, "time"), "event": event.event, "detail": event.detail, "actor": event.actor}
-        for event in response.history
-    ]
+    history = history_json(response)
     tx = {**as_json(response.transaction), "metadata": metadata, "history": history}
     if response.history_incomplete:
         click.echo("tricord: the store did not answer: what operators did is missing from the history", err=True)
@@ -108,6 +107,7 @@ def as_json(tx: types_pb2.Transaction) -> dict[str, Any]:
                     "actor": branch.resolution.actor,
                     "reason": branch.resolution.reason,
                     "time": time_text(branch.resolution, "time"),
+                    "lost": branch.resolution.lost,
                 }
                 if branch.HasField("resolution")
                 else None,
@@ -124,4 +124,7 @@ def _refusal_text(branch: dict[str, Any]) -> str:
 
 def _resolution_text(branch: dict[str, Any]) -> str:
     resolution = branch["resolution"]
-    return "" if resolution is None else "{as} by {actor} at {time}: {reason}".format(**resolution)
+    if resolution is None:
+        return ""
+    lost = ", its database being lost" if resolution["lost"] else ""
+    return "{as} by {actor} at {time}{lost}: {reason}".format(**{**resolution, "lost": lost})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .calls import call, endpoint_option, time_text
+from .forms import output_option, tell_one
 from .output import age_text, count_text, length_text, print_table
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @endpoint_option
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option("table", "json")
 def stats(endpoint: str, output: str) -> None:
     """Show what is open, and a coordinator's figures.
 
@@ -29,10 +29,7 @@ def stats(endpoint: str, output: str) -> None:
     from tricord.v1 import operator_pb2
 
     figures = figures_json(call(endpoint, "GetStatistics", operator_pb2.GetStatisticsRequest()))
-    if output == "json":
-        click.echo(json.dumps(figures, indent=2))
-        return
-    print_figures(figures)
+    tell_one(output, figures, lambda: print_figures(figures))
 
 
 def figures_json(response: operator_pb2.GetStatisticsResponse) -> dict[str, Any]:

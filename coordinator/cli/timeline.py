@@ -19,6 +19,7 @@ _LEGEND = {
     "-": "Confirm or Cancel",
     "C": "confirmed",
     "X": "cancelled",
+    "!": "failed",
     ".": "wait",
     ">": "next attempt",
 }
@@ -40,8 +41,9 @@ class _Scale(NamedTuple):
 def timeline(tx: dict[str, Any], width: int) -> list[str]:
     """The lines, none longer than ``width``, of which 60 to 160 are used.
 
-    Times are relative to the creation. When a branch was answered is not on record: its Try is drawn up to the
-    decision, or up to the last change while there is none, and its Confirm or Cancel up to the last change.
+    Times are relative to the creation. When a branch has answered is on record once an attempt has failed. Where it is
+    not, its Try is drawn up to the decision, or up to the last change while there is none, and its Confirm or Cancel up
+    to the last change. A failure has the free place next to its time, in the part of its phase.
     """
     created = _time(tx["create_time"])
     updated = _time(tx["update_time"])
@@ -59,7 +61,8 @@ def timeline(tx: dict[str, Any], width: int) -> list[str]:
     margin = min(NAME_CHARS_MAX, max(map(len, names), default=0)) + 1
     latest = max([when for _, when in events] + attempts)
     scale = _Scale(created, (latest - created).total_seconds(), columns - margin)
-    bars = [_bar(branch, scale, decided, updated) for branch in tx["branches"]]
+    told = [_told(tx, branch["branch_id"], decided) for branch in tx["branches"]]
+    bars = [_bar(branch, known, scale, decided, updated) for branch, known in zip(tx["branches"], told, strict=True)]
     used = [f"{mark} {text}" for mark, text in _LEGEND.items() if any(mark in bar for bar in bars)]
     return [
         *_packed([_event_text(name, when, created) for name, when in events], columns),
@@ -73,13 +76,44 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((100, 24)).columns
 
 
-def _bar(branch: dict[str, Any], scale: _Scale, decided: datetime | None, updated: datetime) -> str:
-    """One branch's line: its Try, then its Confirm or Cancel, then what it waits for."""
+class _Told(NamedTuple):
+    """What the history tells of a branch."""
+
+    tried: datetime | None
+    refused: datetime | None
+    end: datetime | None
+    failures: set[tuple[datetime, bool]]
+    """When, and whether in Try."""
+
+
+def _told(tx: dict[str, Any], branch_id: int, decided: datetime | None) -> _Told:
+    times: dict[str, datetime] = {}
+    failures: set[tuple[datetime, bool]] = set()
+    for event in tx["history"]:
+        if event["branch_id"] == branch_id and (when := _time(event["time"])) is not None:
+            times[event["event"]] = when
+            if (failed := event["failed"]) is not None:
+                undecided = decided is None or when < decided  # attempts that were dropped have no phase
+                in_try = failed.get("phase", "TRY" if undecided else "") == "TRY"
+                failures |= {(when, in_try), (_time(failed["last_time"]) or when, in_try)}
+    end = times.get("confirmed") or times.get("cancelled")
+    return _Told(times.get("tried"), times.get("refused"), end, failures)
+
+
+def _bar(branch: dict[str, Any], told: _Told, scale: _Scale, decided: datetime | None, updated: datetime) -> str:
+    """One branch's line: its Try, then its Confirm or Cancel, then what it waits for; its failures in between."""
     state = branch["state"]
-    tried = {"CANCELLED": "|", "CONFIRMED": "T", "TRIED": "T", "REFUSED": "R"}.get(state, "?")
-    parts = [("=", decided or updated, "R" if branch["refusal"] else tried)]
+    mark = {"CANCELLED": "|", "CONFIRMED": "T", "TRIED": "T", "REFUSED": "R"}.get(state, "?")
+    if told.tried is not None:
+        mark = "T"
+    elif told.refused is not None or branch["refusal"]:
+        mark = "R"
+    try_end = told.tried or told.refused
+    parts = [("=", try_end or decided or updated, mark)]
+    if try_end is not None and decided is not None:
+        parts.append((" ", decided, ""))
     if decided is not None and state in ("CONFIRMED", "CANCELLED"):
-        parts.append(("-", updated, "X" if state == "CANCELLED" else "C"))
+        parts.append(("-", told.end or updated, "X" if state == "CANCELLED" else "C"))
     elif decided is not None and state != "REFUSED":
         parts.append(("-", updated, "-"))
     waits_until = _time(branch["next_attempt_time"])
@@ -89,6 +123,12 @@ def _bar(branch: dict[str, Any], scale: _Scale, decided: datetime | None, update
     for n, (filling, until, mark) in enumerate(parts, 1):
         last = scale.columns - 1 - (len(parts) - n)  # those to come need a column each
         bar += filling * (min(scale.column(until), last) - len(bar)) + mark
+    for column, in_try in sorted({(scale.column(when), in_try) for when, in_try in told.failures}):
+        before, after = range(min(column, len(bar) - 1), -1, -1), range(column, len(bar))
+        places = (*before, *after) if in_try else (*after, *before)
+        free = next((n for n in places if bar[n] in ("=" if in_try else "-.")), None)
+        if free is not None:
+            bar = f"{bar[:free]}!{bar[free + 1 :]}"
     return bar
 
 

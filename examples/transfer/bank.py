@@ -6,7 +6,8 @@
 A transfer is one transaction with two branches: ``debit`` at one bank, ``credit`` at another. Neither moves money in
 its Try. Try only *reserves*, so that Confirm cannot fail and Cancel can always give back:
 
-    debit    Try moves the amount from ``balance`` to ``held``; Confirm takes it out of ``held``, Cancel moves it back
+    debit    Try moves the amount from ``balance`` to ``held``; Confirm takes it out of ``held``, Cancel moves it back;
+             a row of ``hold`` says for which branch it is held, so that ``tricord doctor`` can compare
     credit   Try notes the amount as ``incoming``; Confirm moves it into ``balance``, Cancel strikes it out
 
 Handlers use the connection that they are given and do not commit: what they do becomes durable together with the SDK's
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from sqlalchemy import (
     String,
     Table,
     create_engine,
+    delete,
     event,
     func,
     select,
@@ -38,7 +40,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from participant_sdk import Call, ConfigurationError, Participant, Refused
+from participant_sdk import Call, ConfigurationError, Hold, Participant, Refused
 
 AMOUNT_MAX = 10**15
 """Whatever could fail later is refused in Try: a column would overflow."""
@@ -53,6 +55,14 @@ accounts = Table(
     Column("held", BigInteger, nullable=False, server_default="0"),
     Column("incoming", BigInteger, nullable=False, server_default="0"),
     CheckConstraint("balance >= 0 AND held >= 0 AND incoming >= 0", name="account_not_negative"),
+)
+
+holds = Table(
+    "hold",
+    metadata,
+    Column("xid", String(32), primary_key=True),
+    Column("branch_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("amount", BigInteger, nullable=False),
 )
 
 
@@ -92,14 +102,22 @@ def _add_debit(bank: Participant) -> None:
         if taken.rowcount != 1:
             _check_exists(db, name)
             raise Refused("insufficient_funds", f"{name} has less than {amount}")
+        db.execute(holds.insert(), {"xid": call.xid, "branch_id": call.branch_id, "amount": amount})
 
     @debit.confirm
     def confirm_debit(call: Call[Debit], db: Connection) -> None:
         _change(db, call.payload.account, held=-call.payload.amount)
+        _release(db, call)
 
     @debit.cancel
     def cancel_debit(call: Call[Debit], db: Connection) -> None:
         _change(db, call.payload.account, held=-call.payload.amount, balance=call.payload.amount)
+        _release(db, call)
+
+    @bank.holds("debit")
+    def held_now(db: Connection) -> Iterator[Hold]:
+        for row in db.execute(select(holds), execution_options={"yield_per": 500}):
+            yield Hold(row.xid, row.branch_id, row.amount, "cents")
 
 
 def _add_credit(bank: Participant) -> None:
@@ -136,6 +154,13 @@ def _change(db: Connection, name: str, **amounts: int) -> None:
         raise RuntimeError(f"account {name} is gone")
 
 
+def _release(db: Connection, call: Call[Debit]) -> None:
+    """The hold is over."""
+    mine = (holds.c.xid == call.xid, holds.c.branch_id == call.branch_id)
+    if db.execute(delete(holds).where(*mine)).rowcount != 1:
+        raise RuntimeError("the hold is gone")
+
+
 def open_database(url: str) -> Engine:
     """The bank's database: sqlite:///file or postgresql+psycopg://…"""
     engine = create_engine(url, pool_pre_ping=True)
@@ -149,7 +174,7 @@ def open_database(url: str) -> Engine:
 
 
 def open_accounts(engine: Engine, opening: Mapping[str, int]) -> None:
-    """Create the table, and the opening accounts if there are none yet."""
+    """Create the tables, and the opening accounts if there are none yet."""
     with engine.begin() as db:
         metadata.create_all(db)
         if opening and db.execute(select(func.count()).select_from(accounts)).scalar_one() == 0:

@@ -12,10 +12,11 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import Engine, NullPool, create_engine, make_url, select, text
+from sqlalchemy import Engine, NullPool, String, cast, create_engine, make_url, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.model import Attention, State
@@ -48,6 +49,18 @@ class Stored(NamedTuple):
     """Those that have a branch."""
 
 
+class FenceRow(NamedTuple):
+    """One branch in a participant's database."""
+
+    xid: str
+    branch_id: int
+    status: Status
+    refused: bool
+    """Its Try was refused."""
+    created_ms: int
+    modified_ms: int
+
+
 class Databases:
     """One database for the coordinator and one for each bank, all on one kind of server."""
 
@@ -70,19 +83,24 @@ class Databases:
                     found[f"{row.name}@{bank}"] = Account(row.balance, row.held, row.incoming)
         return found
 
-    def fence_rows(self, bank: str) -> list[tuple[str, Status]]:
-        """The xid and status of each of a bank's fence rows."""
+    def fence_rows(self, bank: str) -> list[FenceRow]:
+        """A bank's fence rows."""
+        t = DEFAULT.log.c
+        times = cast(t.created_at, String), cast(t.modified_at, String)  # each kind of database has its own spelling
+        query = select(t.xid, t.branch_id, t.status, t.refusal_reason, *times)
         with self._engines[bank].connect() as connection:
-            rows = connection.execute(select(DEFAULT.log.c.xid, DEFAULT.log.c.status))
-            return [(xid, Status(status)) for xid, status in rows]
+            return [
+                FenceRow(xid, branch_id, Status(status), reason is not None, _ms(created), _ms(modified))
+                for xid, branch_id, status, reason, created, modified in connection.execute(query)
+            ]
 
     def fence_status(self, bank: str, xid: str) -> Status | None:
         """The status of a transaction's branch at a bank; None if there is no row."""
-        return dict(self.fence_rows(bank)).get(xid)
+        return next((row.status for row in self.fence_rows(bank) if row.xid == xid), None)
 
     def fence_counts(self) -> dict[str, Counter[str]]:
         """How many fence rows each bank has, by status."""
-        return {bank: Counter(status.name for _, status in self.fence_rows(bank)) for bank in self._engines}
+        return {bank: Counter(row.status.name for row in self.fence_rows(bank)) for bank in self._engines}
 
     def transactions(self, *, unfinished: bool = False) -> list[Stored]:
         """The transactions in the coordinator's database: all, or those that still owe somebody something."""
@@ -152,6 +170,12 @@ def postgres_databases(server: str) -> Iterator[Databases]:
             except SQLAlchemyError as error:  # the others are to be dropped all the same
                 print(f"database {name} could not be dropped: {error}", file=sys.stderr)
         admin.dispose()
+
+
+def _ms(when: str) -> int:
+    """A time in the database's words, in ms since 1970; UTC where they name no zone."""
+    time = datetime.fromisoformat(when)
+    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1_000)
 
 
 def _key_text(key: bytes | None) -> str:

@@ -88,7 +88,7 @@ class MariaDb(OneByOne):
     def bounds(self, call: IncomingCall) -> Script[None]:
         """The driver begins by itself; the limits are the session's, so `restore` gives back the user's."""
         if (yield Look(lambda connection: connection.info.get(_LIMITS))) is None:
-            before = (yield Send(_own_limits((yield Look(_is_mariadb))))).rows[0]
+            before = (yield Send(_own_limits((yield Look(is_mariadb))))).rows[0]
             yield Rollback()
             yield Look(lambda connection: connection.info.update({_LIMITS: tuple(before)}))
         has_idle = (yield Look(lambda connection: connection.info[_LIMITS]))[1] is not None
@@ -100,7 +100,7 @@ class MariaDb(OneByOne):
         cursor = connection.connection.cursor()
         try:
             if _LIMITS not in connection.info:
-                cursor.execute(_own_limits(_is_mariadb(connection)))
+                cursor.execute(_own_limits(is_mariadb(connection)))
                 connection.info[_LIMITS] = tuple(cursor.fetchall()[0])
             cursor.execute(_limits(call, connection.info[_LIMITS][1] is not None))
             cursor.execute(SAVEPOINT)
@@ -131,7 +131,8 @@ def _own_limits(is_mariadb: bool) -> str:
     return f"SELECT @@innodb_lock_wait_timeout, {'@@idle_transaction_timeout' if is_mariadb else 'NULL'}"
 
 
-def _is_mariadb(connection: Connection) -> bool:
+def is_mariadb(connection: Connection) -> bool:
+    """Whether the server is MariaDB, and not MySQL's own."""
     return bool(getattr(connection.dialect, "is_mariadb", False))
 
 

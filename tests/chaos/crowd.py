@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, TypeVar
 
+from coordinator.check.events import Event
 from coordinator.model import State
 from examples.transfer.bank import Credit, Debit
 from participant_sdk import (
@@ -29,7 +30,7 @@ from participant_sdk import (
     TricordError,
     branch,
 )
-from tests.chaos.load import MORE_THAN_THERE_IS, PATIENCE_S, REFUSED_IN, Part, Told
+from tests.chaos.load import MORE_THAN_THERE_IS, PATIENCE_S, REFUSED_IN, Part, Told, asked_event, told_event
 from tests.chaos.shop import Reserve
 from tests.chaos.town import BANKS, SHOP, accounts_of, items
 
@@ -87,6 +88,8 @@ class Crowd:
     def __init__(self, endpoints: Sequence[str], seed: int) -> None:
         self.started: dict[str, Order] = {}
         self.told: dict[str, Told] = {}
+        self.events: list[Event] = []
+        """What was asked and told, for the history; also what was asked again."""
         self._endpoints = endpoints
         self._seed = seed
         self._stopping = False
@@ -159,6 +162,13 @@ class Crowd:
         await asyncio.gather(*(client() for _ in range(in_flight)))
 
     async def _ask(self, number: int, key: str, order: Order, timeout_s: float) -> Told:
+        """Ask, and write down what was asked and told."""
+        self.events.append(asked_event(key, order.parts))
+        told = await self._answer(number, key, order, timeout_s)
+        self.events.append(told_event(key, order.parts, told))
+        return told
+
+    async def _answer(self, number: int, key: str, order: Order, timeout_s: float) -> Told:
         gives_up_s = time.monotonic() + PATIENCE_S
         for attempt in itertools.count(number):
             client = (self._wandering if order.in_a_block else self._clients)[attempt % len(self._clients)]

@@ -68,7 +68,7 @@ def run(store: str, rounds: int, seed: int, coordinators: int) -> bool:
     if found:
         for violation in found:
             print(f"chaos: {store}: VIOLATED: {violation}")
-        print(f"chaos: {store}: failed with seed {seed}; logs are kept in {folder}", flush=True)
+        print(f"chaos: {store}: failed with seed {seed}; logs and history.jsonl are kept in {folder}", flush=True)
         return False
     shutil.rmtree(folder)
     print(f"chaos: {store}: {rounds} rounds, {transactions} transactions, sums conserved, nothing left", flush=True)
@@ -102,7 +102,7 @@ def _play(
             late.append(str(error))
         exits = {process.name: process.stop() for process in reversed(cast.everybody)}
         late += [f"{name} ended with code {code} when it was asked to" for name, code in exits.items() if code != 0]
-        return late + violations(databases, opening, load.started, load.told), len(databases.transactions())
+        return late + violations(folder, databases, opening, load), len(databases.transactions())
 
 
 def _round(name: str, cast: Cast, load: Load, databases: Databases, rng: random.Random) -> bool:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
+import time
+import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from coordinator.check.events import Asked
+from coordinator.check.events import Told as ToldEvent
 from coordinator.model import State
 from examples.transfer.bank import Credit, Debit
 from examples.transfer.databases import Account
@@ -52,12 +56,34 @@ class Told(NamedTuple):
     error: str = ""
 
 
+def asked_event(key: str, parts: Sequence[Part]) -> Asked:
+    """For the history: a client is about to ask."""
+    return Asked(now_ms(), key, fingerprint=_fingerprint(parts), participants=tuple(part.participant for part in parts))
+
+
+def told_event(key: str, parts: Sequence[Part], told: Told) -> ToldEvent:
+    """For the history: a client was told."""
+    state = "" if told.state is None else told.state.name
+    return ToldEvent(now_ms(), key, told.xid, _fingerprint(parts), state, error=told.error)
+
+
+def _fingerprint(parts: Sequence[Part]) -> str:
+    return f"{zlib.crc32(repr([*parts]).encode()):08x}"
+
+
+def now_ms() -> int:
+    """The time of this machine's clock."""
+    return time.time_ns() // 1_000_000
+
+
 class Load:
     """Clients in threads that transfer money both ways until they are told to stop."""
 
     def __init__(self, endpoints: Sequence[str], accounts: dict[str, Account], seed: int, clients: int = 12) -> None:
         self.started: dict[str, Transfer] = {}
         self.told: dict[str, Told] = {}
+        self.events: list[Asked | ToldEvent] = []
+        """The same for the history."""
         self._accounts = sorted(accounts)
         self._changed = threading.Condition()
         self._stopping = False
@@ -83,6 +109,19 @@ class Load:
             wanted = len(self.told) + more
             if not self._changed.wait_for(lambda: len(self.told) >= wanted, seconds):
                 raise TimeoutError(f"fewer than {more} transfers were answered within {seconds:.0f} s")
+
+    def ask(self, transfer: Transfer) -> None:
+        """A client is about to ask for this."""
+        with self._changed:
+            self.started[transfer.key] = transfer
+            self.events.append(asked_event(transfer.key, transfer.parts))
+
+    def tell(self, transfer: Transfer, told: Told) -> None:
+        """A client was told this."""
+        with self._changed:
+            self.told[transfer.key] = told
+            self.events.append(told_event(transfer.key, transfer.parts, told))
+            self._changed.notify_all()
 
     def stop(self) -> None:
         """Start no more transfers, and wait until the running ones are answered."""
@@ -111,12 +150,8 @@ class Load:
                 continue
             cents = MORE_THAN_THERE_IS if rng.randrange(REFUSED_IN) == 0 else rng.randrange(1, 2_000)
             transfer = Transfer(f"{number}-{count}", source, target, cents)
-            with self._changed:
-                self.started[transfer.key] = transfer
-            told = _execute(client, transfer, rng.choice(TIMEOUTS_S))
-            with self._changed:
-                self.told[transfer.key] = told
-                self._changed.notify_all()
+            self.ask(transfer)
+            self.tell(transfer, _execute(client, transfer, rng.choice(TIMEOUTS_S)))
 
 
 def _execute(client: TricordClient, transfer: Transfer, timeout_s: float) -> Told:

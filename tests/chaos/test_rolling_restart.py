@@ -32,4 +32,4 @@ def test_rolling_restart_under_load(tmp_path: Path, postgres_server: PostgresSer
         finally:
             load.close()
         cast.settle()
-        assert violations(databases, opening_accounts(), load.started, load.told) == []
+        assert violations(tmp_path, databases, opening_accounts(), load) == []

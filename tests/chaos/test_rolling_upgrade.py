@@ -84,7 +84,8 @@ def takes_what_is_new(endpoint: str, load: Load) -> bool:
             if "tricord migrate --finish" not in str(refused):
                 raise
             return False
-    load.started[transfer.key], load.told[transfer.key] = transfer, Told(State.CONFIRMED, tx.xid)
+    load.ask(transfer)
+    load.tell(transfer, Told(State.CONFIRMED, tx.xid))
     return True
 
 
@@ -146,4 +147,4 @@ def test_rolling_upgrade_under_load(tmp_path: Path, postgres_server: PostgresSer
             street.too_old.start()
         eventually("all are finished", lambda: not databases.transactions(unfinished=True))
         assert street.rows_by_format()[OPEN_FORMAT] == 2
-        assert violations(databases, opening_accounts(), load.started, load.told) == []
+        assert violations(tmp_path, databases, opening_accounts(), load) == []

@@ -17,9 +17,8 @@ from typing import Self
 
 from sqlalchemy import NullPool, create_engine, select
 
-from examples.transfer.databases import Account, Databases, Stored, eventually
+from examples.transfer.databases import Account, Databases, FenceRow, Stored, eventually
 from examples.transfer.processes import Process, Processes, free_address
-from participant_sdk.fence import Status
 from tests.chaos.counted import Called, read
 from tests.chaos.shop import stock
 from tests.postgres import PostgresServer
@@ -58,8 +57,8 @@ class Tables:
         with self._shop_engine.connect() as connection:
             return {item: (free, held, sold) for item, free, held, sold in connection.execute(columns)}
 
-    def fence_rows(self, participant: str) -> Sequence[tuple[str, Status]]:
-        """The xid and status of each of a participant's fence rows."""
+    def fence_rows(self, participant: str) -> Sequence[FenceRow]:
+        """A participant's fence rows."""
         return (self._shop if participant == SHOP else self._banks).fence_rows(participant)
 
     def transactions(self, *, unfinished: bool = False) -> Sequence[Stored]:
@@ -158,6 +157,11 @@ def items() -> Sequence[str]:
 def opening_accounts() -> dict[str, Account]:
     """What the accounts hold before the first transfer."""
     return {account: Account(CENTS) for bank in BANKS for account in accounts_of(bank)}
+
+
+def opening_stock() -> dict[str, tuple[int, int, int]]:
+    """What the shop has of each item before the first purchase: free, held, sold."""
+    return dict.fromkeys(items(), (UNITS, 0, 0))
 
 
 def _opening(count: int, each: int) -> str:

@@ -1,16 +1,27 @@
-"""What must hold when the load is over: read from the databases, compared with what the clients were told."""
+"""What must hold when the load is over: a history of all that was asked, told and stored, judged by ``tricord check``.
+
+Clients write down what they ask and are told (``load``, ``crowd``); the effects and fence rows are read from the
+participants' databases, the endings from the coordinators', when all is at rest. The file stays where the logs are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
-from coordinator.model import Attention, State
-from examples.transfer.databases import BANKS, Account, Stored
+from coordinator.check.events import RECORDS, Balance, Change, Effect, End, Event, Fence, History, Row, to_json_line
+from coordinator.check.invariants import Violation
+from coordinator.check.judge import judge
+from coordinator.check.reading import events
+from examples.transfer.databases import BANKS, Account, FenceRow, Stored
 from participant_sdk.fence import Status
-from tests.chaos.load import Part, Told
+from tests.chaos.load import Part, now_ms
 
 SHOWN_MAX = 5
+NOT_RECORDED = ("saved", "called")
+MUST_BE_JUDGED = frozenset({1, 2, 3, 4, 5, 7, 11})
+"""A run whose history shows nothing of these invariants has shown nothing."""
 
 
 class Asked(Protocol):
@@ -21,101 +32,112 @@ class Asked(Protocol):
         """Its branches; at most one at each participant."""
 
 
+class Clients(Protocol):
+    """What all of them have asked for and were told."""
+
+    @property
+    def started(self) -> Mapping[str, Asked]:
+        """By idempotency key."""
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """As events of a history."""
+
+
 class Tables(Protocol):
     """What everybody has stored."""
 
     def accounts(self) -> Mapping[str, Account]:
         """All accounts of all banks, as ``alice@bank-a``."""
 
-    def fence_rows(self, bank: str, /) -> Sequence[tuple[str, Status]]:
-        """The xid and status of each of a participant's fence rows."""
+    def fence_rows(self, bank: str, /) -> Sequence[FenceRow]:
+        """A participant's fence rows."""
 
     def transactions(self) -> Sequence[Stored]:
         """The transactions in the coordinators' database."""
 
 
 def violations(
-    databases: Tables,
+    folder: Path,
+    tables: Tables,
     opening: Mapping[str, Account],
-    started: Mapping[str, Asked],
-    told: Mapping[str, Told],
+    clients: Clients,
     participants: Sequence[str] = BANKS,
+    more: Iterable[Balance] = (),
 ) -> list[str]:
-    """What does not hold, for people; empty when all is well."""
-    stored = {each.key: each for each in databases.transactions()}
-    found = _accounts(databases.accounts(), opening, started, stored)
-    found += _fences(databases, stored, started, participants)
-    found += _told(stored, started, told)
-    found += shown("unfinished", [f"{s.xid} {s.state.name}" for s in stored.values() if not s.state.finished])
-    contradicted = [s.xid for s in stored.values() if s.attention is Attention.VIOLATION]
-    return found + shown("a participant contradicted the protocol in", contradicted)
+    """What does not hold, for people; empty when all is well. ``more``: balances that are no accounts of banks."""
+    path = folder / "history.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for event in _history(tables, opening, clients, participants, more):
+            file.write(to_json_line(event))
+    found: list[Violation] = []
+    with path.open("rb") as written:
+        verdict = judge(events(written), found.append)
+    not_judged = [each.words for each in verdict.invariants if each.number in MUST_BE_JUDGED and each.not_judged]
+    by_number = {number: [v.text for v in found if v.number == number] for number in sorted({v.number for v in found})}
+    lines = [line for number, texts in by_number.items() for line in shown(f"invariant {number}", texts)]
+    return lines + (shown("not judged", not_judged) if clients.started else [])
 
 
-def _accounts(
-    accounts: Mapping[str, Account],
+def _history(
+    tables: Tables,
     opening: Mapping[str, Account],
-    started: Mapping[str, Asked],
-    stored: Mapping[str, Stored],
-) -> list[str]:
-    expected = {name: account.balance for name, account in opening.items()}
-    for key, each in stored.items():
-        if each.state is State.CONFIRMED and key in started:
-            for part in started[key].parts:
-                account = f"{part.name}@{part.participant}"
-                if account in expected:  # else it is no bank's
-                    expected[account] += part.change
-    wrong = [
-        f"{name} holds {account}, must hold {expected[name]}"
-        for name, account in accounts.items()
-        if account != Account(expected[name])
-    ]
-    before = sum(account.balance for account in opening.values())
-    after = sum(account.balance + account.held for account in accounts.values())
-    sums = [] if before == after else [f"sums: {before} before, {after} after"]
-    return sums + shown("accounts", wrong)
+    clients: Clients,
+    participants: Sequence[str],
+    more: Iterable[Balance],
+) -> Iterator[Event]:
+    yield History(now_ms(), complete=[kind for kind in RECORDS if kind not in NOT_RECORDED])
+    yield from _account_balances("before", opening)
+    yield from more
+    yield from clients.events
+    parts: dict[str, Sequence[Part]] = {}
+    for stored in tables.transactions():
+        if stored.key in clients.started:
+            parts[stored.xid] = clients.started[stored.key].parts
+        names = [name for name in stored.participants if name]  # a block may have ended before its first branch
+        yield Row(now_ms(), stored.xid, stored.state.name, stored.key, stored.attention.name, names)
+    for participant in participants:
+        for row in tables.fence_rows(participant):
+            mine = [part for part in parts.get(row.xid, ()) if part.participant == participant]
+            yield from _effects(participant, row, [change for part in mine for change in _changes(part, opening)])
+            yield Fence(now_ms(), row.xid, row.branch_id, participant, row.status.name)
+    yield from _account_balances("after", tables.accounts())
+    yield End(now_ms())
 
 
-def _fences(
-    databases: Tables, stored: Mapping[str, Stored], started: Mapping[str, Asked], participants: Sequence[str]
-) -> list[str]:
-    wrong = []
-    allowed = {
-        State.CONFIRMED: {Status.COMMITTED},
-        State.CANCELLED: {Status.ROLLBACKED, Status.SUSPENDED},
-    }
-    owed: dict[str, dict[str, State]] = {participant: {} for participant in participants}
-    for key, each in stored.items():
-        for part in started[key].parts if key in started else ():
-            if part.participant in each.participants:  # a block may have ended before it came to this one
-                owed[part.participant][each.xid] = each.state
-            elif each.state is State.CONFIRMED:
-                wrong.append(f"{each.xid} is confirmed without {part.participant}")
-    for participant, states in owed.items():
-        fence = dict(databases.fence_rows(participant))
-        wrong += [f"{participant} {xid} is TRIED" for xid, status in fence.items() if status is Status.TRIED]
-        wrong += [f"{participant} knows {xid}, its coordinator does not" for xid in fence.keys() - states.keys()]
-        wrong += [
-            f"{participant} {xid} is {_name(fence.get(xid))}, the transaction {state.name}"
-            for xid, state in states.items()
-            if state in allowed and fence.get(xid) not in allowed[state]
-        ]
-    return shown("fence rows", wrong)
+def _effects(participant: str, row: FenceRow, changes: Sequence[Change]) -> Iterator[Effect]:
+    """What the fence row says was committed together with it."""
+    mine = (row.xid, row.branch_id, participant)
+    if row.status is Status.SUSPENDED:
+        yield Effect(row.modified_ms, *mine, "suspended")
+    elif row.refused:
+        yield Effect(row.modified_ms, *mine, "refused")
+    else:
+        yield Effect(row.created_ms, *mine, "try")
+        if row.status is Status.COMMITTED:
+            yield Effect(row.modified_ms, *mine, "confirm", changes=changes)
+        elif row.status is Status.ROLLBACKED:
+            yield Effect(row.modified_ms, *mine, "cancel")
 
 
-def _name(status: Status | None) -> str:
-    return "nothing" if status is None else status.name
+def _changes(part: Part, accounts: Mapping[str, Account]) -> Sequence[Change]:
+    account = f"{part.name}@{part.participant}"
+    if account in accounts:
+        return (Change("cents", account, part.change),)
+    return Change("units", f"{part.name} free", part.change), Change("units", f"{part.name} sold", -part.change)
 
 
-def _told(stored: Mapping[str, Stored], started: Mapping[str, Asked], told: Mapping[str, Told]) -> list[str]:
-    wrong = [f"{key} is stored but was never started" for key in stored.keys() - started.keys()]
-    wrong += [f"{key} was never answered" for key in started.keys() - told.keys()]
-    for key, answer in told.items():
-        each = stored.get(key)
-        if answer.state is None:
-            wrong.append(f"{key}: {answer.error}")
-        elif each is None or (each.xid, each.state) != (answer.xid, answer.state):
-            wrong.append(f"{key}: told {answer.state.name} {answer.xid}, stored {each}")
-    return shown("answers", wrong)
+def _account_balances(when: str, accounts: Mapping[str, Account]) -> Iterator[Balance]:
+    for name, account in accounts.items():
+        yield Balance(now_ms(), when, "cents", name, account.balance, account.held)
+        yield Balance(now_ms(), when, "cents announced", name, account.incoming)
+
+
+def stock_balances(when: str, stock: Mapping[str, tuple[int, int, int]]) -> Iterator[Balance]:
+    """Units of each item of a shop: free, held, sold."""
+    for item, (free, held, sold) in stock.items():
+        yield Balance(now_ms(), when, "units", f"{item} free", free, held)
+        yield Balance(now_ms(), when, "units", f"{item} sold", sold)
 
 
 def shown(what: str, cases: Sequence[str]) -> list[str]:

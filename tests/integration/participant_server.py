@@ -18,6 +18,7 @@ from tricord.v1 import participant_pb2 as pb
 from tricord.v1 import participant_pb2_grpc, types_pb2
 
 Answer = Callable[[pb.Call], pb.Reply | None]
+Told = Callable[[pb.GetBranchRequest], pb.FenceBranch | None]
 Context = grpc.ServicerContext
 
 
@@ -38,6 +39,22 @@ def done(call: pb.Call) -> pb.Reply:
     return pb.Reply(outcome=pb.OUTCOME_DONE)
 
 
+def fence_branch(status: Any, **more: Any) -> pb.FenceBranch:
+    """A fence row of the scenes' usual action, as it was changed just now."""
+    row = pb.FenceBranch(**{"action": "debit", "status": status, "finished": True, **more})
+    row.update_time.GetCurrentTime()
+    return row
+
+
+_LEFT: dict[int, Any] = {
+    pb.PHASE_TRY: pb.FENCE_STATUS_TRIED,
+    pb.PHASE_CONFIRM: pb.FENCE_STATUS_COMMITTED,
+    pb.PHASE_CANCEL: pb.FENCE_STATUS_ROLLBACKED,
+    pb.PHASE_SETTLE_CONFIRMED: pb.FENCE_STATUS_COMMITTED,
+    pb.PHASE_SETTLE_CANCELLED: pb.FENCE_STATUS_ROLLBACKED,
+}
+
+
 def refuse(call: pb.Call) -> pb.Reply:
     """Try is refused, everything else is done."""
     if call.phase != pb.PHASE_TRY:
@@ -52,6 +69,9 @@ class ParticipantServer(participant_pb2_grpc.ParticipantServiceServicer):
     def __init__(self, answer: Answer = done, *, port: int | None = None, exchange: bool = True) -> None:
         self.answer = answer
         self.fence_id = "fence-1"
+        self.told: Told | None = self.as_answered
+        """What GetBranch tells of a branch; None: it is not offered."""
+        self._statuses: dict[tuple[str, int], tuple[Any, str]] = {}
         self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.may_read = threading.Event()
@@ -157,6 +177,23 @@ class ParticipantServer(participant_pb2_grpc.ParticipantServiceServicer):
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "no ListBranches here")
         raise AssertionError("unreachable")
 
+    def GetBranch(self, request: pb.GetBranchRequest, context: Context) -> pb.GetBranchResponse:
+        if self.told is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "no GetBranch here")
+            raise AssertionError("unreachable")
+        response = pb.GetBranchResponse(branch=self.told(request), fence_id=self.fence_id)
+        response.now.GetCurrentTime()
+        return response
+
+    def as_answered(self, request: pb.GetBranchRequest) -> pb.FenceBranch | None:
+        """As its answers so far would have left a fence."""
+        found = self._statuses.get((request.xid, request.branch_id))
+        return None if found is None else fence_branch(found[0], action=found[1])
+
+    def CompareHolds(self, request: pb.CompareHoldsRequest, context: Context) -> pb.CompareHoldsResponse:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "no CompareHolds here")
+        raise AssertionError("unreachable")
+
     # --- how -----------------------------------------------------------------------------------------------
 
     def _read(self, requests: Iterator[pb.ExchangeRequest], replies: "queue.SimpleQueue[pb.Reply | None]") -> None:
@@ -195,4 +232,6 @@ class ParticipantServer(participant_pb2_grpc.ParticipantServiceServicer):
         reply = self.answer(call)
         if reply is not None and not reply.fence_id:
             reply.fence_id = self.fence_id
+        if reply is not None and reply.outcome == pb.OUTCOME_DONE:
+            self._statuses[call.xid, call.branch_id] = _LEFT[call.phase], call.action
         return reply

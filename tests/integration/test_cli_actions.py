@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.coordinators import START_S, environment, tricord
+from tricord.v1 import participant_pb2
 
 from .operator_scene import OperatorScene, operator_scene
+from .participant_server import fence_branch
 from .test_operator_actions import begin
 
 OK, ERROR, USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 0, 1, 2, 3, 4, 5
@@ -57,7 +59,9 @@ def test_retry_many(scene: OperatorScene) -> None:
     counted = run(scene, "retry", "--participant", "bank", "--dry-run")
     assert (counted.returncode, counted.stdout, counted.stderr) == (OK, "2 would be retried\n", "")
     none = run(scene, "retry", "--participant", "bank", "--state", "cancelling", "-o", "json")
-    assert json.loads(none.stdout) == {"participant": "bank", "dry_run": False, "count": 0, "failed_xids": []}
+    assert json.loads(none.stdout) == {
+        "participant": "bank", "filter": "", "dry_run": False, "count": 0, "failed_xids": [],
+    }  # fmt: skip
     scene.mended.set()
     assert run(scene, "retry", "--participant", "bank").stdout == "2 retried\n"
     assert {scene.finished(xid).state for xid in xids} == {3}
@@ -120,9 +124,69 @@ def test_audit_and_history(scene: OperatorScene) -> None:
     assert "done: order 7 is a duplicate" in table
 
 
+def test_cancel_many(scene: OperatorScene) -> None:
+    xids, decided = [begin(scene) for _ in range(2)], scene.stuck()
+    of = ("cancel", "--filter", "NOT participant = shop", "--older-than", "0s", *BECAUSE)
+    counted = run(scene, *of, "--dry-run")
+    assert (counted.returncode, counted.stderr) == (OK, "")
+    assert counted.stdout == "2 would be cancelled, 1 left alone: decided before\n"
+    fails(run(scene, *of), USAGE, "say --yes")
+    assert scene.audit() == []
+    done = json.loads(run(scene, *of, "--yes", "-o", "json").stdout)
+    assert done == {
+        "filter": "age >= 0s AND (NOT participant = shop)", "dry_run": False, "count": 2, "failed_xids": [],
+        "left_alone": 1,
+    }  # fmt: skip
+    assert {scene.get(xid).cancel_reason[:9] for xid in xids} == {"cancelled"}
+    assert scene.get(decided).cancel_reason == ""
+
+
+def resolve_command(xid: str) -> tuple[str, ...]:
+    return ("resolve", xid, "1", "--as", "cancelled", *BECAUSE)
+
+
+def test_resolve_asks_the_fence(scene: OperatorScene) -> None:
+    command = resolve_command(xid := scene.stuck())
+    would = run(scene, *command, "--dry-run")
+    assert (would.returncode, would.stderr) == (OK, "")
+    told = dict(line.strip().split(maxsplit=1) for line in would.stdout.replace("would be", "would_be").splitlines())
+    assert told["fence"].startswith("FITS: TRIED since ")
+    assert told["would_be"] == "recorded; its participant is told until it has written it down"
+    assert told["mixed"] == "True: for ever"
+    scene.bank.told = lambda request: fence_branch(participant_pb2.FENCE_STATUS_COMMITTED)
+    fails(run(scene, *command, "--yes"), CONFLICT, "contradicts: COMMITTED since", "--force")
+    would = run(scene, *command, "--dry-run", "-o", "json")
+    assert (would.returncode, "contradicts" in would.stderr) == (CONFLICT, True)
+    facts = json.loads(would.stdout)
+    assert (facts["fence_verdict"], facts["transaction"]["mixed"]) == ("CONTRADICTS", False)
+    ran = run(scene, *command, "--force", "--yes")
+    assert (ran.returncode, ran.stderr.startswith("forced; the fence: COMMITTED since ")) == (OK, True)
+    assert scene.get(xid).mixed
+
+
+def test_resolve_what_is_lost(scene: OperatorScene) -> None:
+    command = resolve_command(xid := scene.stuck())
+    fails(run(scene, *command, "--lost", "--yes"), CONFLICT, "is there, so its database is not lost")
+    fails(run(scene, *command, "--lost"), USAGE, "it goes with --yes")
+    scene.bank.stop()
+    fails(run(scene, *command, "--yes"), CONFLICT, "cannot be asked", "--force", "--lost")
+    assert not scene.get(xid).branches[0].HasField("resolution")
+    lost = run(scene, *command, "--lost", "--yes", "-o", "json")
+    assert (lost.returncode, json.loads(lost.stdout)["branches"][0]["resolution"]["lost"]) == (OK, True)
+    shown = run(scene, "show", xid).stdout
+    assert ", its database being lost: order 7 is a duplicate" in shown
+    assert run(scene, "audit", xid).stdout.splitlines()[1].rstrip().endswith("CONFIRMED lost")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["cancel", *BECAUSE], "name either XID or --filter"),
+        (["cancel", "0" * 32, "--participant", "bank", *BECAUSE], "name either XID or --filter"),
+        (["cancel", "0" * 32, "--dry-run", *BECAUSE], "--dry-run goes with --filter"),
+        (["cancel", "--filter", "state = OPEN", *BECAUSE], "the filter is wrong at column 9"),
+        (["cancel", "--label", "x", "--yes"], "--label"),
+        (["retry", "--filter", "state ="], "the filter is wrong at"),
         (["retry"], "name either XID or --participant"),
         (["retry", "0" * 32, "--participant", "bank"], "name either XID or --participant"),
         (["retry", "0" * 32, "--dry-run"], "go with --participant"),

@@ -65,11 +65,11 @@ def completed_by_bash(line: str, path: str) -> list[str]:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash(path: str) -> None:
     commands = completed_by_bash("tricord ", path)
-    assert {"completion", "config", "fence", "list", "migrate", "participants", "serve", "show", "stats", "watch"} <= {
-        *commands
-    }
+    known = "check completion config fence list migrate participants serve show stats watch"
+    assert {*known.split()} <= {*commands}
     assert completed_by_bash("tricord pa", path) == ["participants"]
     assert completed_by_bash("tricord participants -o ", path) == ["table", "wide", "json", "jsonl"]
+    assert completed_by_bash("tricord check -o ", path) == ["table", "json"]
     assert completed_by_bash("tricord watch --co", path) == ["--count"]
     assert [state.upper() for state in completed_by_bash("tricord list --state TR", path)] == ["TRYING"]
 
@@ -127,7 +127,7 @@ def test_nothing_heavy_before_it_is_needed() -> None:
     assert imported("--help") == set()
     assert imported(complete="tricord l") == set()
     assert imported("completion", "bash") == set()
-    for command in ("list", "show", "participants", "stats", "watch"):
+    for command in ("check", "list", "show", "participants", "stats", "watch"):
         assert imported(command, "--help") == set(), command
         assert imported(command, "--nonsense") == set(), command
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import secrets
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -10,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psycopg
 import pytest
 
-from coordinator.codec import new_row
 from coordinator.doctor import Severity
-from coordinator.model import Attention, BranchSpec, BranchStatus, Payload, Spec, State, Step, Transaction
+from coordinator.model import Attention, State
 from coordinator.store.audit import AuditFilter
-from coordinator.store.rows import Batch
-from coordinator.store.store import Store, backend_for
 from participant_sdk.payload import encode
 from tests.contract.participant.records import (
     COMMITTED,
@@ -29,7 +24,6 @@ from tests.contract.participant.records import (
     change,
     copies,
     old_xid,
-    xid_ms,
 )
 from tests.contract.participant.world import Debit, World, new_xid, sqlite_url
 from tests.coordinators import CALL_S, CoordinatorProcess, refused, tricord
@@ -37,48 +31,11 @@ from tests.postgres import free_port
 from tests.servers import eventually
 from tricord.v1 import coordinator_pb2, operator_pb2, participant_pb2, types_pb2
 
+from .doctor_town import FINDINGS, Town, kinds
 from .participant_server import ParticipantServer
 
 HOUR_MS = 3_600_000
 OFF_MS = 600_000
-FINDINGS = 6
-
-Found = set[tuple[str, str, str]]
-
-
-class Town:
-    """A coordinator on PostgreSQL, and a bank on SQLite; records and fence rows as a test wants them."""
-
-    def __init__(self, dsn: str, coordinator: CoordinatorProcess, bank: World) -> None:
-        self.dsn = dsn
-        self.coordinator = coordinator
-        self.bank = bank
-        self.store = Store(backend_for(dsn, 10_000))
-
-    async def put(
-        self, xid: str, state: State, *, participant: str = "bank", action: str = "debit", **more: Any
-    ) -> str:
-        """Store a transaction of one branch as no coordinator would have left it; its xid."""
-        payload = encode(Debit())
-        specs = (BranchSpec(participant, action, Payload(payload.data, payload.content_type)),)
-        facts: dict[str, Any] = {"wake_ms": None if state.finished else self.store.now_ms() + 60_000, **more}
-        facts["decided_ms"] = facts.get("decided_ms", 0 if state is State.TRYING else xid_ms(xid))
-        step = Step(BranchStatus.TRIED, error=facts.pop("error", ""))
-        spec = Spec(bytes.fromhex(xid), b"", xid_ms(xid), 30_000, specs)
-        tx = Transaction(spec, state, (step,), save_id=secrets.randbits(62), updated_ms=xid_ms(xid), **facts)
-        assert await self.store.flush(Batch((new_row(tx),), ())) == [None]
-        return xid
-
-    async def sql(self, statement: str, *values: Any) -> None:
-        async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
-            await connection.execute(statement.encode(), values)
-
-    async def examine(self, *flags: str) -> tuple[int, list[dict[str, Any]], str]:
-        """The doctor's exit code, findings and messages."""
-        command = ("doctor", "--endpoint", self.coordinator.endpoint, "-o", "json", *flags)
-        ran = await asyncio.to_thread(tricord, *command)
-        assert ran.stdout, ran.stderr
-        return ran.returncode, json.loads(ran.stdout)["findings"], ran.stderr
 
 
 @pytest.fixture
@@ -126,10 +83,6 @@ class HungParticipant(ParticipantServer):
     def stop(self) -> None:
         self.stopping.set()
         super().stop()
-
-
-def kinds(findings: list[dict[str, Any]]) -> Found:
-    return {(each["code"], each["participant"], each["xid"]) for each in findings}
 
 
 def severities(findings: list[dict[str, Any]]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from coordinator.delivery import Delivery
-from coordinator.delivery_breaker import SILENT_MAX
+from coordinator.delivery_breaker import FAILURES_MAX, SILENT_MAX
 from coordinator.delivery_link import Link
 from coordinator.model import BranchSpec, Call, Outcome, Phase, Reply, Spec
 from coordinator.participants import Participants
@@ -328,3 +328,15 @@ class TestAddresses:
                 await addresses.move("bank", old.address, new.address)
                 assert (await addresses.call(0)).outcome is Outcome.DONE
             assert len(addresses.delivery._links) == 1
+
+    @pytest.mark.parametrize("failures", [1, FAILURES_MAX], ids=["breaker closed", "breaker open"])
+    async def test_one_that_an_operator_trusts_is_tried_at_once(self, addresses: Addresses, failures: int) -> None:
+        """Not gRPC's last attempt counts, which was before it came back."""
+        with ParticipantServer() as server:
+            await addresses.register("bank", server.address)
+            server.stop()
+            for _ in range(failures):
+                assert (await addresses.call(0)).outcome is Outcome.UNKNOWN
+            server.start()
+            addresses.delivery.trust(["bank"])
+            assert (await addresses.call(0)).outcome is Outcome.DONE

@@ -255,4 +255,4 @@ def test_database_server_killed_under_load(parts: ExitStack, tmp_path: Path) -> 
         load.wait_for_answers(30)
     load.stop()
     cast.settle()
-    assert violations(databases, opening_accounts(), load.started, load.told) == []
+    assert violations(tmp_path, databases, opening_accounts(), load) == []

@@ -116,68 +116,6 @@ class TestCancel:
         assert scene.audit(xid)[-1].outcome == REFUSED
 
 
-class TestRetryMany:
-    """All that wait for a participant."""
-
-    def many(self, scene: OperatorScene, **fields: Any) -> list[pb.RetryManyResponse]:
-        """All pages."""
-        request = pb.RetryManyRequest(**{"participant": "bank", "actor": "alice", **fields})
-        pages = []
-        while True:
-            pages.append(scene.operators[0].RetryMany(request, timeout=CALL_S))
-            if not pages[-1].next_page_token:
-                return pages
-            request.page_token = pages[-1].next_page_token
-
-    def test_a_dry_run_counts_and_changes_nothing(self, scene: OperatorScene) -> None:
-        xids = [scene.stuck() for _ in range(3)]
-        before = [scene.get(xid).version for xid in xids]
-        assert [page.count for page in self.many(scene, dry_run=True, page_size=2)] == [2, 1]
-        assert [scene.get(xid).version for xid in xids] == before
-        assert scene.audit() == []
-
-    def test_page_after_page(self, scene: OperatorScene) -> None:
-        xids = [scene.stuck() for _ in range(3)]
-        scene.mended.set()
-        assert [page.count for page in self.many(scene, page_size=2, reason="open again")] == [2, 1]
-        assert {states(scene.finished(xid))[0] for xid in xids} == {"CONFIRMED"}
-        assert self.many(scene)[0].count == 0
-
-    def test_only_that_participants_branches(self, scene: OperatorScene) -> None:
-        both, other = scene.stuck(shop=BROKEN), scene.stuck()
-        (page,) = self.many(scene, participant="shop")
-        assert page.count == 1
-        while scene.get(both).branches[1].attempts < 2:
-            pass
-        assert [b.attempts for b in scene.get(both).branches] == [1, 2]
-        assert scene.get(other).branches[0].attempts == 1
-
-    def test_only_these_states(self, scene: OperatorScene) -> None:
-        scene.stuck()
-        assert self.many(scene, states=[types_pb2.TRANSACTION_STATE_CANCELLING], dry_run=True)[0].count == 0
-        assert self.many(scene, states=[types_pb2.TRANSACTION_STATE_CONFIRMING], dry_run=True)[0].count == 1
-
-    def test_each_transaction_has_its_record(self, scene: OperatorScene) -> None:
-        xids = [scene.stuck() for _ in range(2)]
-        self.many(scene, reason="open again")
-        asked, *ones, last = scene.audit()
-        assert (asked.action, asked.outcome, asked.xid) == ("retry-many", ASKED, "")
-        assert json.loads(asked.before) == {"participant": "bank", "xids": xids[::-1]}
-        assert {(one.action, one.outcome, one.asked_id) for one in ones} == {("retry", DONE, asked.id)}
-        assert {one.xid for one in ones} == set(xids)
-        assert (last.action, last.outcome, json.loads(last.after)["retried"]) == ("retry-many", DONE, 2)
-        assert [(e.event, e.detail) for e in scene.shown(xids[0]).history][-1] == ("retry", "done: open again")
-
-    def test_a_token_of_another_participant_is_refused(self, scene: OperatorScene) -> None:
-        for _ in range(2):
-            scene.stuck()
-        request = pb.RetryManyRequest(participant="bank", actor="alice", page_size=1, dry_run=True)
-        request.page_token = scene.operators[0].RetryMany(request, timeout=CALL_S).next_page_token
-        request.participant = "shop"
-        answer = refused(scene.operators[0].RetryMany, request)
-        assert answer.fields == {"page_token": "belongs to a request with other filters"}
-
-
 TOO_LONG = "x" * 501
 STATES = "only what is unfinished can be retried: TRYING, CONFIRMING, CANCELLING"
 ACTOR = "needs 1 to 64 printable characters"
@@ -199,6 +137,16 @@ BAD: list[tuple[str, Any, dict[str, str]]] = [
     ("RetryMany", pb.RetryManyRequest(participant="bank", actor="a", states=NO_STATE), {"states": STATES}),
     ("RetryMany", pb.RetryManyRequest(participant="bank", actor="a", states=SIX), {"states": "the limit is 5"}),
     ("RetryMany", pb.RetryManyRequest(participant="bank", actor="a", page_token="x"), {"page_token": "is not a token"}),
+    ("RetryMany", pb.RetryManyRequest(filter="state =", actor="a"), {"filter": "column"}),
+    ("CancelMany", pb.CancelManyRequest(actor="a", reason="r"), {"filter": "is needed"}),
+    ("CancelMany", pb.CancelManyRequest(filter="  ", actor="a", reason="r"), {"filter": "is needed"}),
+    ("CancelMany", pb.CancelManyRequest(filter="state = OPEN", actor="a", reason="r"), {"filter": "column 9"}),
+    ("CancelMany", pb.CancelManyRequest(filter="age > 1s"), {"actor": ACTOR, "reason": "is needed: 1 to 500"}),
+    (
+        "CancelMany",
+        pb.CancelManyRequest(filter="age > 1s", actor="a", reason="r", page_size=501),
+        {"page_size": "the limit is 500"},
+    ),
     ("ListAudit", pb.ListAuditRequest(xid="no"), {"xid": "32 hexadecimal digits"}),
     ("ListAudit", pb.ListAuditRequest(page_size=1_001), {"page_size": "is 1001; the limit is 1000"}),
     ("ListAudit", pb.ListAuditRequest(page_token="é"), {"page_token": "is not a token"}),
@@ -262,13 +210,18 @@ class TestAudit:
         scene.finished(xid)
         shown = scene.shown(xid)
         events = [(e.event, e.detail, e.actor) for e in shown.history]
-        assert events[:4] == [
-            ("created", "with 1 branch, timeout 30000 ms", ""),
-            ("decided", "to confirm", ""),
+        assert events[:2] == [("created", "with 1 branch, timeout 30000 ms", ""), ("decided", "to confirm", "")]
+        failed, *acted = events[2:]
+        assert (failed[0], failed[1][-len("ledger is closed") :]) == ("failed", "ledger is closed")
+        assert acted[:2] == [
             ("retry", "done: try it", "alice"),
             ("cancel", "refused: order 7 is a duplicate", "bob"),
         ]
-        assert {*events[4:]} == {("retry", "done", "alice"), ("finished", "CONFIRMED", "")}
+        assert {*acted[2:]} == {
+            ("retry", "done", "alice"),
+            ("confirmed", "branch 1 (bank.debit)", ""),
+            ("finished", "CONFIRMED", ""),
+        }
         times = [e.time.ToMilliseconds() for e in shown.history]
         assert times == sorted(times)
         assert not shown.history_incomplete
@@ -288,7 +241,7 @@ class TestAudit:
                 assert refused(method, request).code == grpc.StatusCode.UNAVAILABLE
             shown = pair.shown(xid)
             assert shown.history_incomplete
-            assert [event.event for event in shown.history] == ["created", "decided"]
+            assert [event.event for event in shown.history] == ["created", "decided", "failed"]
             connection.execute("ALTER TABLE away RENAME TO tricord_audit")
         assert pair.get(xid, at=1) == before
         assert pair.get(trying, at=1).state == types_pb2.TRANSACTION_STATE_TRYING

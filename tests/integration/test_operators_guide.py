@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,7 @@ class Scene:
 
     def __init__(self, coordinator: CoordinatorProcess, bank: ParticipantServer) -> None:
         self._endpoint = coordinator.endpoint
+        self._confirms, self._failed = 0, threading.Event()
         service = coordinator.coordinator_service()
         request = execute_request(branch(), branch("bank", "credit"), key="order-41")
         self.xids = {"order-41": service.Execute(request, timeout=CALL_S).transaction.xid}
@@ -74,7 +76,13 @@ class Scene:
 
     def _no_confirm(self, call: participant_pb2.Call) -> participant_pb2.Reply:
         if call.action == "credit":
+            if call.phase == participant_pb2.PHASE_CONFIRM:
+                self._failed.wait(CALL_S)
             return participant_pb2.Reply(outcome=participant_pb2.OUTCOME_DONE)
+        if call.phase == participant_pb2.PHASE_CONFIRM:
+            self._confirms += 1
+            if self._confirms > 1:  # the first failure is stored: what ends from now on is in the history
+                self._failed.set()
         return stuck_in_confirm(call)
 
     def run(self, command: str) -> str:

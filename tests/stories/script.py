@@ -120,8 +120,8 @@ _ORDERS: dict[str, Callable[..., Order]] = {
     r"cancel ?(.*)": Cancel,
     r"renew for (\w+)": lambda span: Renew(_ms(span)),
     r"retry(?: (\S+))?": lambda participant: Retry(participant or ""),
-    r"record for (\S+) that (\d) was (confirmed|cancelled) by hand": lambda actor, branch, how: Resolve(
-        int(branch), how == "confirmed", actor, "by hand"
+    r"record for (\S+) that (\d) was (confirmed|cancelled) by hand(, being lost)?": lambda actor, branch, how, lost: (
+        Resolve(int(branch), how == "confirmed", actor, "by hand", bool(lost))
     ),
     r"stop it for (\S+) because (.*)": OperatorCancel,
 }
@@ -215,6 +215,16 @@ def _row(world: World) -> None:
             world.log("  ", f"      {number} result: {step.result.data.decode()}")
 
 
+def _history(world: World) -> None:
+    for past in world.store.standing().past:
+        for run in past.runs:
+            which = f"{run.phase.name} #{run.first_attempt}-{run.last_attempt} from {run.first_ms} to {run.last_ms}"
+            flag = " !" if run.attention else ""
+            world.log("  ", f"      {past.branch_id} failed {which}: {run.error}{flag}")
+        for end in past.ends:
+            world.log("  ", f"      {past.branch_id} {end.status.name.lower()} at {end.time_ms}")
+
+
 def _ms(text: str) -> int:
     found = re.fullmatch(r"(\d+)(ms|s|h)", text)
     if found is None:
@@ -238,4 +248,5 @@ COMMANDS: dict[str, Callable[..., None]] = {
     rf"{_C} will lose its next COMMIT, (applied|not applied)": _loses,
     r"run(?: (\w+))?": _run,
     r"row": _row,
+    r"history": _history,  # what failed, and what ended since
 }

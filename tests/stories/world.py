@@ -219,7 +219,7 @@ class Coordinator:
             if fate == "applied":
                 self.world.at(now_ms + SAVE_MS, write)
             self.world.at(now_ms + SETTLE_MS, write_and_answer, lambda: self.lives(life))
-        elif tx.state.finished and self.world.store.standing().state is not State.TRYING:
+        elif tx.state.finished and self.world.store.standing().state is not State.TRYING and not tx.resolved:
             answers.append(tx)  # promises nothing new: it may be told before its COMMIT, which a crash may prevent
             crashes = self._crashes
             self.world.at(now_ms + SAVE_MS, write, lambda: crashes == self._crashes)
@@ -410,7 +410,8 @@ def _order(order: Order) -> str:
         case Retry(participant):
             return f"retry {participant}".rstrip()
         case Resolve(branch_id, confirmed, actor):
-            return f"record for {actor} that {branch_id} was {'confirmed' if confirmed else 'cancelled'} by hand"
+            lost = ", being lost" if order.lost else ""
+            return f"record for {actor} that {branch_id} was {'confirmed' if confirmed else 'cancelled'} by hand{lost}"
     raise AssertionError(f"no such order: {order}")
 
 

@@ -8,9 +8,14 @@ from coordinator.model import (
     Attention,
     BranchSpec,
     BranchStatus,
+    Dropped,
+    End,
     Joined,
+    Past,
     Payload,
+    Phase,
     Resolution,
+    Run,
     Seen,
     Spec,
     State,
@@ -44,6 +49,14 @@ OLD = Transaction(
     ),
     3, 77, 1_700_000_010_000, Attention.RETRYING, 1_700_000_000_900, 1_700_000_000_800,
 )  # fmt: skip
+PAST = (
+    Past(
+        2,
+        (Run(Phase.TRY, "gone", False, 1, 3, 1_700_000_000_200, 1_700_000_000_700),),
+        Dropped(2, 9, 1_700_000_000_300, 1_700_000_000_600),
+        (End(BranchStatus.TRIED, 1_700_000_000_800),),
+    ),
+)
 METADATA = (("tenant", "a"), ("trace", "é" * 256))
 
 
@@ -89,6 +102,43 @@ def test_labels_come_back_and_need_format_3() -> None:
         assert transaction(row) == tx
         assert (row.format, saved_row(tx).format) == (3, 3)
         assert format_of(OLD._replace(spec=spec)) < 3
+
+
+FORMAT_3_PROGRESS = bytes.fromhex("99cf0000018bcfe56b20a09197020000a0a26631c0c0c30090909090")
+"""With labels, as it was written before rows had a past."""
+
+
+PAST_PROGRESS = bytes.fromhex(
+    "9acf0000018bcfe56b20a09297020000a0a2663192c40468656c64aa746578742f706c61696ec097020105a46c617465a26632c0c0c300909090"
+    "90919402919701a4676f6e65c20103cf0000018bcfe568c8cf0000018bcfe56abc940209cf0000018bcfe5692ccf0000018bcfe56a58919202cf"
+    "0000018bcfe56b20"
+)
+"""With a past."""
+
+
+def test_what_branches_went_through_comes_back_in_format_3() -> None:
+    for tx in (OLD, OLD._replace(seen=(Seen(1, 2),), sealed=False, renewed_ms=9)):
+        row = new_row(tx._replace(past=PAST))
+        assert row.format == 3
+        assert transaction(row) == tx._replace(past=PAST)
+    assert saved_row(OLD._replace(past=PAST)).progress == PAST_PROGRESS
+
+
+@pytest.mark.parametrize("highest", [1, 2])
+def test_a_past_is_left_out_where_older_programs_may_read(highest: int) -> None:
+    """Byte for byte what they would write."""
+    ordered = OLD._replace(spec=OLD.spec._replace(ordered=True))
+    for tx, row_format in ((OLD, 1), (ordered, 2)):
+        assert saved_row(tx._replace(past=PAST), highest) == saved_row(tx)
+        assert saved_row(tx).format == row_format
+
+
+def test_a_row_of_format_3_without_a_past_is_read() -> None:
+    labelled = OLD._replace(spec=OLD.spec._replace(labels=(("order", "42"),)), steps=OLD.steps[:1])
+    labelled = labelled._replace(steps=(Step(BranchStatus.TRIED, fence_id="f1"),), attention=Attention.NONE)
+    row = new_row(labelled)
+    assert row.progress == FORMAT_3_PROGRESS
+    assert transaction(row) == labelled
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from coordinator.doctor import (
 )
 from coordinator.doctor_fence import FenceRow, is_suspect, of_row
 from coordinator.doctor_open import OpenFacts, OpenTally
-from coordinator.model import BranchSpec, BranchStatus, Spec, State, Step, Transaction
+from coordinator.model import BranchSpec, BranchStatus, Resolution, Spec, State, Step, Transaction
 
 DAY_MS = 86_400_000
 NOW_MS = 1_800_000_000_000
@@ -72,6 +72,17 @@ def test_what_has_finished_only_now_may_still_be_on_its_way() -> None:
 
 def test_a_refused_branch_of_a_confirmed_transaction_fits() -> None:
     assert judged(row(ROLLBACKED), record(State.CONFIRMED, step=BranchStatus.REFUSED)) == FITS
+
+
+@pytest.mark.parametrize("state", [State.CONFIRMING, State.CONFIRMED, State.CANCELLING, State.CANCELLED])
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_what_was_resolved_by_hand_fits_whatever_was_decided(state: State, confirmed: bool) -> None:
+    opposite = confirmed is not (state in (State.CONFIRMING, State.CONFIRMED))
+    tx = record(state)._replace(resolved=(Resolution(1, confirmed, "alice", "ticket 17", NOW_MS, opposite),))
+    assert judged(row(COMMITTED if confirmed else ROLLBACKED), tx) == FITS
+    assert judged(row(SUSPENDED), tx) == FITS
+    found = judged(row(ROLLBACKED if confirmed else COMMITTED), tx)
+    assert (found != FITS) is not opposite  # it is held against the decision as ever
 
 
 def test_a_record_that_was_purged_is_not_missed() -> None:

@@ -22,6 +22,7 @@ EXPORTED = [
     "ConfigurationError",
     "ContextThreadPoolExecutor",
     "FenceTables",
+    "Hold",
     "IdempotencyKeyReused",
     "InvalidRequest",
     "NotEnlisted",

@@ -175,7 +175,7 @@ def test_why_a_try_is_not_known_is_kept_when_another_branch_has_refused_before()
     assert told.steps[1] == tx.steps[1]._replace(error="no answer in 5000 ms")
     assert told.wake_ms == tx.wake_ms
     again = apply(told, [unknown(1, Phase.TRY, "the coordinator stops")], 7, POLICY)
-    assert again is told
+    assert again.steps == told.steps
     cancelled = apply(told, [done(1, Phase.CANCEL, "db-1")], 8, POLICY)
     assert apply(cancelled, [unknown(1, Phase.TRY)], 9, POLICY) is cancelled
 
@@ -535,6 +535,26 @@ def test_no_ending_is_mixed(rounds: list[tuple[list[Reply], int]]) -> None:
             assert len(statuses) == 1
         if tx.state in (State.CONFIRMING, State.CONFIRMED):
             assert statuses <= {TRIED, CONFIRMED}
+
+
+@settings(max_examples=400, deadline=None)
+@given(rounds)
+def test_what_failed_is_kept_and_bounded(rounds: list[tuple[list[Reply], int]]) -> None:
+    for (before, _), (after, now_ms) in pairwise(lived(rounds)):
+        ended = {n for n, (a, b) in enumerate(zip(before.steps, after.steps, strict=True), 1) if a.status != b.status}
+        known = {past.branch_id: past for past in after.past}
+        assert list(known) == sorted(known)
+        assert not known or ended <= known.keys()
+        for branch_id, step in enumerate(after.steps, 1):
+            runs = known[branch_id].runs if branch_id in known else ()
+            assert len(runs) <= 8
+            assert all(run.last_attempt >= run.first_attempt and run.last_ms <= now_ms for run in runs)
+            whole = branch_id not in known or known[branch_id].dropped is None
+            assert not (whole and step.attempts) or step.attempts in [run.last_attempt for run in runs]
+            assert not (whole and step.error) or step.error in [run.error for run in runs]
+            if branch_id in known:
+                assert known[branch_id].ends or runs
+                assert [end.status for end in known[branch_id].ends][-1:] in ([], [step.status])
 
 
 @settings(max_examples=400, deadline=None)

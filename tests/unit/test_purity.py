@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PURE = ("model", "machine", "orders", "flow", "doctor", "doctor_fence", "doctor_open")
+PURE = ("model", "past", "machine", "orders", "flow", "doctor", "doctor_fence", "doctor_open")
 FORBIDDEN = (
     "asyncio",
     "time",

@@ -1,5 +1,6 @@
 """The timeline of a transaction: lines from what its message holds."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from textwrap import dedent
 from typing import Any
@@ -19,11 +20,18 @@ def at(seconds: float | None) -> str:
     return (START + timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def transaction(state: str, *branches: dict[str, Any], updated: float, decided: float | None = None) -> dict[str, Any]:
+def transaction(
+    state: str,
+    *branches: dict[str, Any],
+    updated: float,
+    decided: float | None = None,
+    history: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
     """What ``show -o json`` has, as far as it matters."""
     return {
         "state": state, "create_time": at(0), "update_time": at(updated), "decide_time": at(decided),
         "deadline_time": at(30), "branches": [{**b, "branch_id": n} for n, b in enumerate(branches, 1)],
+        "history": history,
     }  # fmt: skip
 
 
@@ -34,6 +42,14 @@ def branch(state: str, *, next_attempt: float | None = None, refused: bool = Fal
         "participant": "bank", "action": "debit", "state": state, "refusal": refusal,
         "next_attempt_time": at(next_attempt),
     }  # fmt: skip
+
+
+def event(
+    seconds: float, what: str, branch_id: int | None = 1, *, until: float | None = None, phase: str = "CONFIRM"
+) -> dict[str, Any]:
+    """One event of the history; ``until``: of failures, when the last one was."""
+    failed = None if until is None else {"last_time": at(until)} | ({} if what == "dropped" else {"phase": phase})
+    return {"time": at(seconds), "event": what, "branch_id": branch_id, "failed": failed}
 
 
 def drawn(tx: dict[str, Any], width: int = 60) -> str:
@@ -77,6 +93,56 @@ def test_an_undecided_one() -> None:
         2 bank.debit ===============?
         3 bank.debit ===============T
         = Try   T tried   ? not answered   . wait   > next attempt""")
+
+
+def test_failures_and_ends_that_are_on_record() -> None:
+    history = [
+        event(0, "created", None), event(1, "failed", until=3, phase="TRY"), event(4, "tried"), event(4.5, "tried", 2),
+        event(5, "decided", None), event(6, "failed", 2, until=9.5), event(7, "confirmed"), event(10, "confirmed", 2),
+    ]  # fmt: skip
+    tx = transaction(
+        "CONFIRMED", branch("CONFIRMED"), branch("CONFIRMED"), decided=5, updated=10, history=history
+    )  # fmt: skip
+    assert drawn(tx) == dedent("""\
+        created 2026-01-02T03:04:05.000Z   decided +5.000s
+        finished +10.000s
+        1 bank.debit =====!========!===T    ---------C
+        2 bank.debit =====================T -----!---------------!-C
+        = Try   T tried   - Confirm or Cancel   C confirmed
+        ! failed""")
+
+
+def test_a_branch_that_was_tried_and_then_cancelled() -> None:
+    tx = transaction(
+        "CANCELLED", branch("CANCELLED"), branch("CANCELLED"), branch("CANCELLED"), decided=5, updated=10,
+        history=[event(1, "tried"), event(2, "failed", 2, until=2, phase="TRY"), event(2, "refused", 2)],
+    )  # fmt: skip
+    assert bars(tx) == [
+        "=====T                 -----------------------X",
+        "========!R             -----------------------X",
+        "=======================|----------------------X",
+    ]
+
+
+def test_attempts_that_were_dropped() -> None:
+    history = [event(2, "dropped", until=3)]
+    (open_bar,) = bars(transaction("TRYING", branch("PENDING"), updated=10, history=history))
+    (bar,) = bars(transaction("CONFIRMING", branch("TRIED"), decided=1, updated=10, history=history))
+    assert (open_bar.count("!"), bar.partition("T")[2].count("!")) == (2, 2)
+
+
+def test_a_failure_hides_no_mark() -> None:
+    """It has the free place next to its time, in the part of its phase, and none where there is none."""
+    history = [event(0, "failed", until=0), event(10, "failed", until=10)]
+    tx = transaction("CONFIRMING", branch("TRIED", next_attempt=12), decided=0, updated=10, history=history)
+    (bar,) = bars(tx)
+    assert (bar[:2], bar[-1], bar.count("!")) == ("T!", ">", 2)
+    soon = transaction("CONFIRMING", branch("TRIED", next_attempt=10.01), decided=5, updated=10, history=history[1:])
+    assert bars(soon)[0].endswith("-!>")
+    for decided in (0, 9.999):
+        (bar,) = bars(transaction("CONFIRMED", branch("CONFIRMED"), decided=decided, updated=10, history=history[1:]))
+        assert bar.endswith("!C" if decided == 0 else "=TC")
+    assert bars(transaction("CONFIRMED", branch("CONFIRMED"), decided=0, updated=0, history=history)) == ["TC"]
 
 
 def test_no_branches_yet() -> None:

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from tricord.v1 import participant_pb2 as _participant_pb2
 from tricord.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -21,6 +22,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _FenceVerdict:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FenceVerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FenceVerdict.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FENCE_VERDICT_UNSPECIFIED: _FenceVerdict.ValueType  # 0
+    """It was not asked: the resolution is refused without it, or stands already."""
+    FENCE_VERDICT_FITS: _FenceVerdict.ValueType  # 1
+    """It takes the resolution."""
+    FENCE_VERDICT_CONTRADICTS: _FenceVerdict.ValueType  # 2
+    """It has the opposite."""
+    FENCE_VERDICT_UNCLEAR: _FenceVerdict.ValueType  # 3
+    """It could not be asked, or its answer settles nothing."""
+
+class FenceVerdict(_FenceVerdict, metaclass=_FenceVerdictEnumTypeWrapper):
+    """What a participant's fence says of a branch that is to be resolved."""
+
+FENCE_VERDICT_UNSPECIFIED: FenceVerdict.ValueType  # 0
+"""It was not asked: the resolution is refused without it, or stands already."""
+FENCE_VERDICT_FITS: FenceVerdict.ValueType  # 1
+"""It takes the resolution."""
+FENCE_VERDICT_CONTRADICTS: FenceVerdict.ValueType  # 2
+"""It has the opposite."""
+FENCE_VERDICT_UNCLEAR: FenceVerdict.ValueType  # 3
+"""It could not be asked, or its answer settles nothing."""
+Global___FenceVerdict: _TypeAlias = FenceVerdict  # noqa: Y015
 
 class _AuditOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -193,7 +222,9 @@ class OperatorServiceGetResponse(_message.Message):
     def transaction(self) -> _types_pb2.Transaction: ...
     @_builtins.property
     def history(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistoryEvent]:
-        """What happened to it, oldest first; of operators' actions the newest hundred."""
+        """What happened to it, oldest first; of operators' actions the newest hundred, of each branch's failures the first and
+        the last ones.
+        """
 
     def __init__(
         self,
@@ -218,14 +249,25 @@ class HistoryEvent(_message.Message):
     EVENT_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     ACTOR_FIELD_NUMBER: _builtins.int
+    BRANCH_ID_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     event: _builtins.str
-    """"created", "decided", "finished", or an operator's action: "retry", "cancel", "resolve"."""
+    """"created", "decided", "finished", or an operator's action: "retry", "cancel", "resolve". Of a branch: "failed"
+    (attempts that failed alike, one after another), "dropped" (failed attempts of which only this is kept), and, once
+    an attempt of the transaction has failed, "tried", "refused", "confirmed", "cancelled".
+    """
     detail: _builtins.str
     """For people."""
     actor: _builtins.str
     """Who acted, by the name that was given; empty where no operator did."""
+    branch_id: _builtins.int
+    """Of an event of a branch; 0 in all others."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def failed(self) -> Global___FailedAttempts:
+        """Of "failed" and "dropped"."""
+
     def __init__(
         self,
         *,
@@ -233,14 +275,65 @@ class HistoryEvent(_message.Message):
         event: _builtins.str = ...,
         detail: _builtins.str = ...,
         actor: _builtins.str = ...,
+        branch_id: _builtins.int = ...,
+        failed: Global___FailedAttempts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "detail", b"detail", "event", b"event", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "branch_id", b"branch_id", "detail", b"detail", "event", b"event", "failed", b"failed", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HistoryEvent: _TypeAlias = HistoryEvent  # noqa: Y015
+
+@_typing.final
+class FailedAttempts(_message.Message):
+    """Attempts that failed; the event's time is that of the first one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    LAST_TIME_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    FIRST_ATTEMPT_FIELD_NUMBER: _builtins.int
+    LAST_ATTEMPT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    ATTENTION_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    attempts: _builtins.int
+    """How many."""
+    phase: _participant_pb2.Phase.ValueType
+    """Of "failed", as all that follow but the last: what was called."""
+    first_attempt: _builtins.int
+    """Attempts are counted from 1 in each phase, and anew when the branch is resolved."""
+    last_attempt: _builtins.int
+    error: _builtins.str
+    """At most 500 characters."""
+    attention: _builtins.bool
+    """A person should look because of this failure alone."""
+    runs: _builtins.int
+    """Of "dropped": into how many runs of equal failures they fell."""
+    @_builtins.property
+    def last_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        attempts: _builtins.int = ...,
+        last_time: _timestamp_pb2.Timestamp | None = ...,
+        phase: _participant_pb2.Phase.ValueType = ...,
+        first_attempt: _builtins.int = ...,
+        last_attempt: _builtins.int = ...,
+        error: _builtins.str = ...,
+        attention: _builtins.bool = ...,
+        runs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_time", b"last_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "attention", b"attention", "error", b"error", "first_attempt", b"first_attempt", "last_attempt", b"last_attempt", "last_time", b"last_time", "phase", b"phase", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailedAttempts: _TypeAlias = FailedAttempts  # noqa: Y015
 
 @_typing.final
 class RetryRequest(_message.Message):
@@ -300,16 +393,19 @@ class RetryManyRequest(_message.Message):
     DRY_RUN_FIELD_NUMBER: _builtins.int
     ACTOR_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     participant: _builtins.str
     page_size: _builtins.int
     """Transactions that are looked at for one page: 1 to 500; 0 means 100."""
     page_token: _builtins.str
-    """next_page_token of the page before, with the same participant and states."""
+    """next_page_token of the page before, with the same participant, states and filter."""
     dry_run: _builtins.bool
     """Only count; nothing is changed, and nothing is written down."""
     actor: _builtins.str
     """As in RetryRequest."""
     reason: _builtins.str
+    filter: _builtins.str
+    """Only these, as in ListRequest. With a filter there need be no participant: then every branch's calls are retried."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.TransactionState.ValueType]:
         """Of the unfinished ones; none means all of these."""
@@ -324,10 +420,11 @@ class RetryManyRequest(_message.Message):
         dry_run: _builtins.bool = ...,
         actor: _builtins.str = ...,
         reason: _builtins.str = ...,
+        filter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "dry_run", b"dry_run", "page_size", b"page_size", "page_token", b"page_token", "participant", b"participant", "reason", b"reason", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "dry_run", b"dry_run", "filter", b"filter", "page_size", b"page_size", "page_token", b"page_token", "participant", b"participant", "reason", b"reason", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -411,6 +508,80 @@ class OperatorServiceCancelResponse(_message.Message):
 Global___OperatorServiceCancelResponse: _TypeAlias = OperatorServiceCancelResponse  # noqa: Y015
 
 @_typing.final
+class CancelManyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    filter: _builtins.str
+    """Which ones, as in ListRequest. Needed: nobody cancels everything by leaving it out."""
+    page_size: _builtins.int
+    """Transactions that are looked at for one page: 1 to 500; 0 means 100."""
+    page_token: _builtins.str
+    """next_page_token of the page before, with the same filter."""
+    dry_run: _builtins.bool
+    """Only count; nothing is changed, and nothing is written down."""
+    actor: _builtins.str
+    """As in RetryRequest."""
+    reason: _builtins.str
+    """Needed: 1 to 500 printable characters."""
+    def __init__(
+        self,
+        *,
+        filter: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+        actor: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "dry_run", b"dry_run", "filter", b"filter", "page_size", b"page_size", "page_token", b"page_token", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelManyRequest: _TypeAlias = CancelManyRequest  # noqa: Y015
+
+@_typing.final
+class CancelManyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    FAILED_XIDS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    LEFT_ALONE_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """Transactions of this page that were TRYING; those that were cancelled, unless it was a dry run."""
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    left_alone: _builtins.int
+    """Transactions of this page that were decided before, and are left alone."""
+    @_builtins.property
+    def failed_xids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of them that were not cancelled: they were decided meanwhile, or could not be saved."""
+
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        failed_xids: _abc.Iterable[_builtins.str] | None = ...,
+        next_page_token: _builtins.str = ...,
+        left_alone: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "failed_xids", b"failed_xids", "left_alone", b"left_alone", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelManyResponse: _TypeAlias = CancelManyResponse  # noqa: Y015
+
+@_typing.final
 class ResolveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -419,6 +590,9 @@ class ResolveRequest(_message.Message):
     RESOLVED_STATE_FIELD_NUMBER: _builtins.int
     ACTOR_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
     xid: _builtins.str
     branch_id: _builtins.int
     """1, 2, ... in the transaction."""
@@ -428,6 +602,16 @@ class ResolveRequest(_message.Message):
     """As in RetryRequest."""
     reason: _builtins.str
     """Needed: 1 to 500 printable characters."""
+    force: _builtins.bool
+    """Record it whatever the participant's fence says, or does not say. The audit tells that it was forced, and what the
+    fence said.
+    """
+    lost: _builtins.bool
+    """The participant's database is lost for good, and its fence with it: the branch ends at once, and Settle is not
+    waited for. FAILED_PRECONDITION (PARTICIPANT_ANSWERS), unless it is forced, while the participant answers.
+    """
+    dry_run: _builtins.bool
+    """Only ask the fence and say what would come of it; nothing is changed, and nothing is written down."""
     def __init__(
         self,
         *,
@@ -436,10 +620,13 @@ class ResolveRequest(_message.Message):
         resolved_state: _types_pb2.BranchState.ValueType = ...,
         actor: _builtins.str = ...,
         reason: _builtins.str = ...,
+        force: _builtins.bool = ...,
+        lost: _builtins.bool = ...,
+        dry_run: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "branch_id", b"branch_id", "reason", b"reason", "resolved_state", b"resolved_state", "xid", b"xid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "branch_id", b"branch_id", "dry_run", b"dry_run", "force", b"force", "lost", b"lost", "reason", b"reason", "resolved_state", b"resolved_state", "xid", b"xid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -450,16 +637,29 @@ class ResolveResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TRANSACTION_FIELD_NUMBER: _builtins.int
+    FENCE_VERDICT_FIELD_NUMBER: _builtins.int
+    FENCE_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    fence_verdict: Global___FenceVerdict.ValueType
+    fence: _builtins.str
+    """What the fence said, or why it could not be asked; for people."""
+    refusal: _builtins.str
+    """Of a dry run: why it would be refused. Empty: it would be recorded."""
     @_builtins.property
-    def transaction(self) -> _types_pb2.Transaction: ...
+    def transaction(self) -> _types_pb2.Transaction:
+        """As it stands; of a dry run as it would stand, if it would not be refused."""
+
     def __init__(
         self,
         *,
         transaction: _types_pb2.Transaction | None = ...,
+        fence_verdict: Global___FenceVerdict.ValueType = ...,
+        fence: _builtins.str = ...,
+        refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["transaction", b"transaction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "fence_verdict", b"fence_verdict", "refusal", b"refusal", "transaction", b"transaction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -549,7 +749,7 @@ class AuditRecord(_message.Message):
     id: _builtins.str
     """UUIDv7."""
     action: _builtins.str
-    """"retry", "retry-many", "cancel", "resolve", or "mend" (the doctor's)."""
+    """"retry", "retry-many", "cancel", "cancel-many", "resolve", or "mend" (the doctor's)."""
     outcome: Global___AuditOutcome.ValueType
     asked_id: _builtins.str
     """The record of what was asked for; empty in that record itself."""

@@ -59,6 +59,11 @@ class OperatorServiceStub(object):
                 request_serializer=tricord_dot_v1_dot_operator__pb2.OperatorServiceCancelRequest.SerializeToString,
                 response_deserializer=tricord_dot_v1_dot_operator__pb2.OperatorServiceCancelResponse.FromString,
                 _registered_method=True)
+        self.CancelMany = channel.unary_unary(
+                '/tricord.v1.OperatorService/CancelMany',
+                request_serializer=tricord_dot_v1_dot_operator__pb2.CancelManyRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_operator__pb2.CancelManyResponse.FromString,
+                _registered_method=True)
         self.Resolve = channel.unary_unary(
                 '/tricord.v1.OperatorService/Resolve',
                 request_serializer=tricord_dot_v1_dot_operator__pb2.ResolveRequest.SerializeToString,
@@ -112,7 +117,7 @@ class OperatorServiceServicer(object):
 
     def RetryMany(self, request, context):
         """Retry for one page of the unfinished transactions with a branch of a participant, newest first: that participant's
-        branches only.
+        branches only. Or for those that a filter finds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,11 +130,19 @@ class OperatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CancelMany(self, request, context):
+        """Cancel for one page of the transactions that a filter finds, newest first: those that are TRYING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Resolve(self, request, context):
         """Records that a branch of a decided transaction was confirmed or cancelled by hand. Its participant's Confirm or
         Cancel is not called any more; it is told to write the same down (Settle) until it has, and only then the branch
-        rests. Until then the opposite may be recorded. FAILED_PRECONDITION while TRYING, and for a branch that has answered
-        for good.
+        rests. Until then the opposite may be recorded. FAILED_PRECONDITION while TRYING, for a branch that has answered
+        for good, and, unless it is forced, where the participant's fence says otherwise (FENCE_CONTRADICTS) or does not say
+        (FENCE_UNCLEAR).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -192,6 +205,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=tricord_dot_v1_dot_operator__pb2.OperatorServiceCancelRequest.FromString,
                     response_serializer=tricord_dot_v1_dot_operator__pb2.OperatorServiceCancelResponse.SerializeToString,
+            ),
+            'CancelMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelMany,
+                    request_deserializer=tricord_dot_v1_dot_operator__pb2.CancelManyRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_operator__pb2.CancelManyResponse.SerializeToString,
             ),
             'Resolve': grpc.unary_unary_rpc_method_handler(
                     servicer.Resolve,
@@ -354,6 +372,33 @@ class OperatorService(object):
             '/tricord.v1.OperatorService/Cancel',
             tricord_dot_v1_dot_operator__pb2.OperatorServiceCancelRequest.SerializeToString,
             tricord_dot_v1_dot_operator__pb2.OperatorServiceCancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.OperatorService/CancelMany',
+            tricord_dot_v1_dot_operator__pb2.CancelManyRequest.SerializeToString,
+            tricord_dot_v1_dot_operator__pb2.CancelManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

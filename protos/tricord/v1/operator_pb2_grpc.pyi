@@ -40,15 +40,18 @@ class OperatorServiceStub:
     """
     RetryMany: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RetryManyRequest, _operator_pb2.RetryManyResponse]
     """Retry for one page of the unfinished transactions with a branch of a participant, newest first: that participant's
-    branches only.
+    branches only. Or for those that a filter finds.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_operator_pb2.OperatorServiceCancelRequest, _operator_pb2.OperatorServiceCancelResponse]
     """Decides to cancel. FAILED_PRECONDITION, with the state, once it is decided."""
+    CancelMany: _grpc.UnaryUnaryMultiCallable[_operator_pb2.CancelManyRequest, _operator_pb2.CancelManyResponse]
+    """Cancel for one page of the transactions that a filter finds, newest first: those that are TRYING."""
     Resolve: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ResolveRequest, _operator_pb2.ResolveResponse]
     """Records that a branch of a decided transaction was confirmed or cancelled by hand. Its participant's Confirm or
     Cancel is not called any more; it is told to write the same down (Settle) until it has, and only then the branch
-    rests. Until then the opposite may be recorded. FAILED_PRECONDITION while TRYING, and for a branch that has answered
-    for good.
+    rests. Until then the opposite may be recorded. FAILED_PRECONDITION while TRYING, for a branch that has answered
+    for good, and, unless it is forced, where the participant's fence says otherwise (FENCE_CONTRADICTS) or does not say
+    (FENCE_UNCLEAR).
     """
     ListAudit: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListAuditRequest, _operator_pb2.ListAuditResponse]
     """What operators have asked for and what came of it, newest first."""
@@ -75,15 +78,18 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """
     RetryMany: _aio.UnaryUnaryMultiCallable[_operator_pb2.RetryManyRequest, _operator_pb2.RetryManyResponse]  # type: ignore[assignment]
     """Retry for one page of the unfinished transactions with a branch of a participant, newest first: that participant's
-    branches only.
+    branches only. Or for those that a filter finds.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_operator_pb2.OperatorServiceCancelRequest, _operator_pb2.OperatorServiceCancelResponse]  # type: ignore[assignment]
     """Decides to cancel. FAILED_PRECONDITION, with the state, once it is decided."""
+    CancelMany: _aio.UnaryUnaryMultiCallable[_operator_pb2.CancelManyRequest, _operator_pb2.CancelManyResponse]  # type: ignore[assignment]
+    """Cancel for one page of the transactions that a filter finds, newest first: those that are TRYING."""
     Resolve: _aio.UnaryUnaryMultiCallable[_operator_pb2.ResolveRequest, _operator_pb2.ResolveResponse]  # type: ignore[assignment]
     """Records that a branch of a decided transaction was confirmed or cancelled by hand. Its participant's Confirm or
     Cancel is not called any more; it is told to write the same down (Settle) until it has, and only then the branch
-    rests. Until then the opposite may be recorded. FAILED_PRECONDITION while TRYING, and for a branch that has answered
-    for good.
+    rests. Until then the opposite may be recorded. FAILED_PRECONDITION while TRYING, for a branch that has answered
+    for good, and, unless it is forced, where the participant's fence says otherwise (FENCE_CONTRADICTS) or does not say
+    (FENCE_UNCLEAR).
     """
     ListAudit: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListAuditRequest, _operator_pb2.ListAuditResponse]  # type: ignore[assignment]
     """What operators have asked for and what came of it, newest first."""
@@ -131,7 +137,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.RetryManyResponse, _abc.Awaitable[_operator_pb2.RetryManyResponse]]:
         """Retry for one page of the unfinished transactions with a branch of a participant, newest first: that participant's
-        branches only.
+        branches only. Or for those that a filter finds.
         """
 
     @_abc_1.abstractmethod
@@ -143,6 +149,14 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Decides to cancel. FAILED_PRECONDITION, with the state, once it is decided."""
 
     @_abc_1.abstractmethod
+    def CancelMany(
+        self,
+        request: _operator_pb2.CancelManyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.CancelManyResponse, _abc.Awaitable[_operator_pb2.CancelManyResponse]]:
+        """Cancel for one page of the transactions that a filter finds, newest first: those that are TRYING."""
+
+    @_abc_1.abstractmethod
     def Resolve(
         self,
         request: _operator_pb2.ResolveRequest,
@@ -150,8 +164,9 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_operator_pb2.ResolveResponse, _abc.Awaitable[_operator_pb2.ResolveResponse]]:
         """Records that a branch of a decided transaction was confirmed or cancelled by hand. Its participant's Confirm or
         Cancel is not called any more; it is told to write the same down (Settle) until it has, and only then the branch
-        rests. Until then the opposite may be recorded. FAILED_PRECONDITION while TRYING, and for a branch that has answered
-        for good.
+        rests. Until then the opposite may be recorded. FAILED_PRECONDITION while TRYING, for a branch that has answered
+        for good, and, unless it is forced, where the participant's fence says otherwise (FENCE_CONTRADICTS) or does not say
+        (FENCE_UNCLEAR).
         """
 
     @_abc_1.abstractmethod

@@ -103,6 +103,23 @@ FENCE_STATUS_SUSPENDED: FenceStatus.ValueType  # 4
 """Cancel came before Try."""
 Global___FenceStatus: _TypeAlias = FenceStatus  # noqa: Y015
 
+class _HoldMismatchKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HoldMismatchKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HoldMismatchKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HOLD_MISMATCH_KIND_UNSPECIFIED: _HoldMismatchKind.ValueType  # 0
+    HOLD_MISMATCH_KIND_LEAKED: _HoldMismatchKind.ValueType  # 1
+    HOLD_MISMATCH_KIND_MISSING: _HoldMismatchKind.ValueType  # 2
+
+class HoldMismatchKind(_HoldMismatchKind, metaclass=_HoldMismatchKindEnumTypeWrapper): ...
+
+HOLD_MISMATCH_KIND_UNSPECIFIED: HoldMismatchKind.ValueType  # 0
+HOLD_MISMATCH_KIND_LEAKED: HoldMismatchKind.ValueType  # 1
+HOLD_MISMATCH_KIND_MISSING: HoldMismatchKind.ValueType  # 2
+Global___HoldMismatchKind: _TypeAlias = HoldMismatchKind  # noqa: Y015
+
 @_typing.final
 class Call(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -600,6 +617,62 @@ class ListBranchesResponse(_message.Message):
 Global___ListBranchesResponse: _TypeAlias = ListBranchesResponse  # noqa: Y015
 
 @_typing.final
+class GetBranchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTICIPANT_FIELD_NUMBER: _builtins.int
+    XID_FIELD_NUMBER: _builtins.int
+    BRANCH_ID_FIELD_NUMBER: _builtins.int
+    participant: _builtins.str
+    xid: _builtins.str
+    branch_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        participant: _builtins.str = ...,
+        xid: _builtins.str = ...,
+        branch_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch_id", b"branch_id", "participant", b"participant", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBranchRequest: _TypeAlias = GetBranchRequest  # noqa: Y015
+
+@_typing.final
+class GetBranchResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BRANCH_FIELD_NUMBER: _builtins.int
+    FENCE_ID_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
+    fence_id: _builtins.str
+    @_builtins.property
+    def branch(self) -> Global___FenceBranch:
+        """Absent: the fence has no row of it."""
+
+    @_builtins.property
+    def now(self) -> _timestamp_pb2.Timestamp:
+        """The database's clock."""
+
+    def __init__(
+        self,
+        *,
+        branch: Global___FenceBranch | None = ...,
+        fence_id: _builtins.str = ...,
+        now: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "now", b"now"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "fence_id", b"fence_id", "now", b"now"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBranchResponse: _TypeAlias = GetBranchResponse  # noqa: Y015
+
+@_typing.final
 class FenceBranch(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -649,3 +722,156 @@ class FenceBranch(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FenceBranch: _TypeAlias = FenceBranch  # noqa: Y015
+
+@_typing.final
+class CompareHoldsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTICIPANT_FIELD_NUMBER: _builtins.int
+    MISMATCHES_MAX_FIELD_NUMBER: _builtins.int
+    participant: _builtins.str
+    mismatches_max: _builtins.int
+    """How many mismatches of each kind are told one by one, at most 1,000; 0 means 50."""
+    def __init__(
+        self,
+        *,
+        participant: _builtins.str = ...,
+        mismatches_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mismatches_max", b"mismatches_max", "participant", b"participant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareHoldsRequest: _TypeAlias = CompareHoldsRequest  # noqa: Y015
+
+@_typing.final
+class CompareHoldsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FENCE_ID_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
+    TRIED_FIELD_NUMBER: _builtins.int
+    UNFINISHED_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
+    LEAKED_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    MISMATCHES_FIELD_NUMBER: _builtins.int
+    COMPARED_UNTIL_FIELD_NUMBER: _builtins.int
+    NOT_COMPARED_FIELD_NUMBER: _builtins.int
+    fence_id: _builtins.str
+    holds: _builtins.int
+    """What was found reserved, and compared."""
+    tried: _builtins.int
+    """TRIED branches that were compared."""
+    unfinished: _builtins.int
+    """Others whose Try has not ended: what they hold is nothing strange, nor is it that they hold nothing."""
+    leaked: _builtins.int
+    """Holds without a TRIED branch: nothing will ever release them."""
+    missing: _builtins.int
+    """TRIED branches of which a hold is expected, and that have none."""
+    compared_until: _builtins.str
+    """Later transactions were not compared, as there is too much to look at. Empty: all were."""
+    not_compared: _builtins.int
+    """Holds of these."""
+    @_builtins.property
+    def sums(self) -> _containers.RepeatedCompositeFieldContainer[Global___HoldSum]:
+        """By unit, of the holds that were compared."""
+
+    @_builtins.property
+    def mismatches(self) -> _containers.RepeatedCompositeFieldContainer[Global___HoldMismatch]:
+        """The first of each kind."""
+
+    def __init__(
+        self,
+        *,
+        fence_id: _builtins.str = ...,
+        holds: _builtins.int = ...,
+        tried: _builtins.int = ...,
+        unfinished: _builtins.int = ...,
+        sums: _abc.Iterable[Global___HoldSum] | None = ...,
+        leaked: _builtins.int = ...,
+        missing: _builtins.int = ...,
+        mismatches: _abc.Iterable[Global___HoldMismatch] | None = ...,
+        compared_until: _builtins.str = ...,
+        not_compared: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compared_until", b"compared_until", "fence_id", b"fence_id", "holds", b"holds", "leaked", b"leaked", "mismatches", b"mismatches", "missing", b"missing", "not_compared", b"not_compared", "sums", b"sums", "tried", b"tried", "unfinished", b"unfinished"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareHoldsResponse: _TypeAlias = CompareHoldsResponse  # noqa: Y015
+
+@_typing.final
+class HoldSum(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIT_FIELD_NUMBER: _builtins.int
+    RESERVED_FIELD_NUMBER: _builtins.int
+    TRIED_FIELD_NUMBER: _builtins.int
+    unit: _builtins.str
+    reserved: _builtins.str
+    """In total, as a decimal number."""
+    tried: _builtins.str
+    """Of this under branches that are TRIED."""
+    def __init__(
+        self,
+        *,
+        unit: _builtins.str = ...,
+        reserved: _builtins.str = ...,
+        tried: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reserved", b"reserved", "tried", b"tried", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldSum: _TypeAlias = HoldSum  # noqa: Y015
+
+@_typing.final
+class HoldMismatch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    XID_FIELD_NUMBER: _builtins.int
+    BRANCH_ID_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    PARTICIPANT_FIELD_NUMBER: _builtins.int
+    AMOUNT_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    kind: Global___HoldMismatchKind.ValueType
+    xid: _builtins.str
+    branch_id: _builtins.int
+    action: _builtins.str
+    """Of the branch's fence row; none of these three if it has no row. Status unspecified: one that this version does not
+    know.
+    """
+    status: Global___FenceStatus.ValueType
+    participant: _builtins.str
+    amount: _builtins.str
+    """Of a leaked hold, as a decimal number."""
+    unit: _builtins.str
+    def __init__(
+        self,
+        *,
+        kind: Global___HoldMismatchKind.ValueType = ...,
+        xid: _builtins.str = ...,
+        branch_id: _builtins.int = ...,
+        action: _builtins.str = ...,
+        status: Global___FenceStatus.ValueType = ...,
+        participant: _builtins.str = ...,
+        amount: _builtins.str = ...,
+        unit: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "amount", b"amount", "branch_id", b"branch_id", "kind", b"kind", "participant", b"participant", "status", b"status", "unit", b"unit", "xid", b"xid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldMismatch: _TypeAlias = HoldMismatch  # noqa: Y015

@@ -69,6 +69,16 @@ class ParticipantServiceStub(object):
                 request_serializer=tricord_dot_v1_dot_participant__pb2.ListBranchesRequest.SerializeToString,
                 response_deserializer=tricord_dot_v1_dot_participant__pb2.ListBranchesResponse.FromString,
                 _registered_method=True)
+        self.GetBranch = channel.unary_unary(
+                '/tricord.v1.ParticipantService/GetBranch',
+                request_serializer=tricord_dot_v1_dot_participant__pb2.GetBranchRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_participant__pb2.GetBranchResponse.FromString,
+                _registered_method=True)
+        self.CompareHolds = channel.unary_unary(
+                '/tricord.v1.ParticipantService/CompareHolds',
+                request_serializer=tricord_dot_v1_dot_participant__pb2.CompareHoldsRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_participant__pb2.CompareHoldsResponse.FromString,
+                _registered_method=True)
 
 
 class ParticipantServiceServicer(object):
@@ -109,7 +119,7 @@ class ParticipantServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetFence(self, request, context):
-        """What operators want to know of the fence. Both read only, lock nothing, and are optional, as Exchange is. Errors:
+        """What operators want to know of the fence. All read only, lock nothing, and are optional, as Exchange is. Errors:
         INVALID_ARGUMENT, NOT_FOUND (no such participant here), RESOURCE_EXHAUSTED (one is running: ask again),
         UNAVAILABLE (the database does not answer).
         """
@@ -119,6 +129,22 @@ class ParticipantServiceServicer(object):
 
     def ListBranches(self, request, context):
         """Pages through the participant's fence rows by xid.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBranch(self, request, context):
+        """One fence row, as it is committed now: asked before a branch is resolved by hand. As optional as these two.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CompareHolds(self, request, context):
+        """What is reserved in the participant's own tables, against the branches that are TRIED, in one snapshot: for
+        participants that have declared how to find the former. Reads only. Errors as of GetFence, and UNIMPLEMENTED (nothing
+        is declared), FAILED_PRECONDITION (what was declared fails, or gives what cannot be compared), DEADLINE_EXCEEDED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,6 +187,16 @@ def add_ParticipantServiceServicer_to_server(servicer, server):
                     servicer.ListBranches,
                     request_deserializer=tricord_dot_v1_dot_participant__pb2.ListBranchesRequest.FromString,
                     response_serializer=tricord_dot_v1_dot_participant__pb2.ListBranchesResponse.SerializeToString,
+            ),
+            'GetBranch': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBranch,
+                    request_deserializer=tricord_dot_v1_dot_participant__pb2.GetBranchRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_participant__pb2.GetBranchResponse.SerializeToString,
+            ),
+            'CompareHolds': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompareHolds,
+                    request_deserializer=tricord_dot_v1_dot_participant__pb2.CompareHoldsRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_participant__pb2.CompareHoldsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -352,6 +388,60 @@ class ParticipantService(object):
             '/tricord.v1.ParticipantService/ListBranches',
             tricord_dot_v1_dot_participant__pb2.ListBranchesRequest.SerializeToString,
             tricord_dot_v1_dot_participant__pb2.ListBranchesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBranch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.ParticipantService/GetBranch',
+            tricord_dot_v1_dot_participant__pb2.GetBranchRequest.SerializeToString,
+            tricord_dot_v1_dot_participant__pb2.GetBranchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompareHolds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tricord.v1.ParticipantService/CompareHolds',
+            tricord_dot_v1_dot_participant__pb2.CompareHoldsRequest.SerializeToString,
+            tricord_dot_v1_dot_participant__pb2.CompareHoldsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,12 +45,19 @@ class ParticipantServiceStub:
     participant without it answers UNIMPLEMENTED and gets the unary calls.
     """
     GetFence: _grpc.UnaryUnaryMultiCallable[_participant_pb2.GetFenceRequest, _participant_pb2.GetFenceResponse]
-    """What operators want to know of the fence. Both read only, lock nothing, and are optional, as Exchange is. Errors:
+    """What operators want to know of the fence. All read only, lock nothing, and are optional, as Exchange is. Errors:
     INVALID_ARGUMENT, NOT_FOUND (no such participant here), RESOURCE_EXHAUSTED (one is running: ask again),
     UNAVAILABLE (the database does not answer).
     """
     ListBranches: _grpc.UnaryUnaryMultiCallable[_participant_pb2.ListBranchesRequest, _participant_pb2.ListBranchesResponse]
     """Pages through the participant's fence rows by xid."""
+    GetBranch: _grpc.UnaryUnaryMultiCallable[_participant_pb2.GetBranchRequest, _participant_pb2.GetBranchResponse]
+    """One fence row, as it is committed now: asked before a branch is resolved by hand. As optional as these two."""
+    CompareHolds: _grpc.UnaryUnaryMultiCallable[_participant_pb2.CompareHoldsRequest, _participant_pb2.CompareHoldsResponse]
+    """What is reserved in the participant's own tables, against the branches that are TRIED, in one snapshot: for
+    participants that have declared how to find the former. Reads only. Errors as of GetFence, and UNIMPLEMENTED (nothing
+    is declared), FAILED_PRECONDITION (what was declared fails, or gives what cannot be compared), DEADLINE_EXCEEDED.
+    """
 
 @_typing.type_check_only
 class ParticipantServiceAsyncStub(ParticipantServiceStub):
@@ -67,12 +74,19 @@ class ParticipantServiceAsyncStub(ParticipantServiceStub):
     participant without it answers UNIMPLEMENTED and gets the unary calls.
     """
     GetFence: _aio.UnaryUnaryMultiCallable[_participant_pb2.GetFenceRequest, _participant_pb2.GetFenceResponse]  # type: ignore[assignment]
-    """What operators want to know of the fence. Both read only, lock nothing, and are optional, as Exchange is. Errors:
+    """What operators want to know of the fence. All read only, lock nothing, and are optional, as Exchange is. Errors:
     INVALID_ARGUMENT, NOT_FOUND (no such participant here), RESOURCE_EXHAUSTED (one is running: ask again),
     UNAVAILABLE (the database does not answer).
     """
     ListBranches: _aio.UnaryUnaryMultiCallable[_participant_pb2.ListBranchesRequest, _participant_pb2.ListBranchesResponse]  # type: ignore[assignment]
     """Pages through the participant's fence rows by xid."""
+    GetBranch: _aio.UnaryUnaryMultiCallable[_participant_pb2.GetBranchRequest, _participant_pb2.GetBranchResponse]  # type: ignore[assignment]
+    """One fence row, as it is committed now: asked before a branch is resolved by hand. As optional as these two."""
+    CompareHolds: _aio.UnaryUnaryMultiCallable[_participant_pb2.CompareHoldsRequest, _participant_pb2.CompareHoldsResponse]  # type: ignore[assignment]
+    """What is reserved in the participant's own tables, against the branches that are TRIED, in one snapshot: for
+    participants that have declared how to find the former. Reads only. Errors as of GetFence, and UNIMPLEMENTED (nothing
+    is declared), FAILED_PRECONDITION (what was declared fails, or gives what cannot be compared), DEADLINE_EXCEEDED.
+    """
 
 class ParticipantServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -122,7 +136,7 @@ class ParticipantServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _participant_pb2.GetFenceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_participant_pb2.GetFenceResponse, _abc.Awaitable[_participant_pb2.GetFenceResponse]]:
-        """What operators want to know of the fence. Both read only, lock nothing, and are optional, as Exchange is. Errors:
+        """What operators want to know of the fence. All read only, lock nothing, and are optional, as Exchange is. Errors:
         INVALID_ARGUMENT, NOT_FOUND (no such participant here), RESOURCE_EXHAUSTED (one is running: ask again),
         UNAVAILABLE (the database does not answer).
         """
@@ -134,5 +148,24 @@ class ParticipantServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_participant_pb2.ListBranchesResponse, _abc.Awaitable[_participant_pb2.ListBranchesResponse]]:
         """Pages through the participant's fence rows by xid."""
+
+    @_abc_1.abstractmethod
+    def GetBranch(
+        self,
+        request: _participant_pb2.GetBranchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_participant_pb2.GetBranchResponse, _abc.Awaitable[_participant_pb2.GetBranchResponse]]:
+        """One fence row, as it is committed now: asked before a branch is resolved by hand. As optional as these two."""
+
+    @_abc_1.abstractmethod
+    def CompareHolds(
+        self,
+        request: _participant_pb2.CompareHoldsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_participant_pb2.CompareHoldsResponse, _abc.Awaitable[_participant_pb2.CompareHoldsResponse]]:
+        """What is reserved in the participant's own tables, against the branches that are TRIED, in one snapshot: for
+        participants that have declared how to find the former. Reads only. Errors as of GetFence, and UNIMPLEMENTED (nothing
+        is declared), FAILED_PRECONDITION (what was declared fails, or gives what cannot be compared), DEADLINE_EXCEEDED.
+        """
 
 def add_ParticipantServiceServicer_to_server(servicer: ParticipantServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

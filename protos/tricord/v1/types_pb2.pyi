@@ -248,11 +248,14 @@ class Resolution(_message.Message):
     ACTOR_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     resolved_state: Global___BranchState.ValueType
     """BRANCH_STATE_CONFIRMED or BRANCH_STATE_CANCELLED."""
     actor: _builtins.str
     """By the name that was given, which is not proven."""
     reason: _builtins.str
+    lost: _builtins.bool
+    """The participant's database was lost for good: the branch ended without its participant having written it down."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -262,10 +265,11 @@ class Resolution(_message.Message):
         actor: _builtins.str = ...,
         reason: _builtins.str = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
+        lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "reason", b"reason", "resolved_state", b"resolved_state", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "lost", b"lost", "reason", b"reason", "resolved_state", b"resolved_state", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.participant.records import Records
+from tests.contract.participant.vault import Vault, open_vault
 from tests.contract.participant.world import FLAVOURS, World, postgres_url, sqlite_url
 from tests.mariadb import asyncmy_url, pymysql_url
 
@@ -37,6 +38,13 @@ async def world(flavour: str, participant_url: str) -> AsyncIterator[World]:
         yield world
     finally:
         await world.close()
+
+
+@pytest.fixture
+async def vault(flavour: str, participant_url: str) -> AsyncIterator[Vault]:
+    """A participant that serves, and declares what it holds."""
+    async with open_vault(World(flavour, participant_url)) as vault:
+        yield vault
 
 
 @pytest.fixture

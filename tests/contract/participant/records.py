@@ -19,7 +19,7 @@ from sqlalchemy import text
 from coordinator.codec import new_row
 from coordinator.delivery import Delivery
 from coordinator.engine import Engine
-from coordinator.model import BranchSpec, BranchStatus, Payload, Policy, Spec, State, Step, Transaction
+from coordinator.model import BranchSpec, BranchStatus, Payload, Policy, Resolution, Spec, State, Step, Transaction
 from coordinator.participants import Participants
 from coordinator.server import CoordinatorService
 from coordinator.store.rows import Batch
@@ -79,6 +79,7 @@ class Records:
         action: str = "debit",
         decided_ms: int = 1,
         metadata: tuple[tuple[str, str], ...] = (),
+        resolved: tuple[Resolution, ...] = (),
     ) -> str:
         """Store a transaction of debits; its xid."""
         payloads = [encode(branch) for branch in branches]
@@ -91,6 +92,7 @@ class Records:
             save_id=secrets.randbits(62),
             wake_ms=None if state.finished else NOT_DUE_MS,
             decided_ms=decided_ms,
+            resolved=resolved,
         )
         assert await self.store.flush(Batch((new_row(tx),), ())) == [None]
         return xid

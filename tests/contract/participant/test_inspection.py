@@ -1,4 +1,4 @@
-"""What operators can ask a participant about its fence: GetFence and ListBranches, on every database and stack."""
+"""What operators can ask a participant about its fence: all of it, by page, one branch; on every database and stack."""
 
 import asyncio
 import time
@@ -100,6 +100,36 @@ async def test_half_done_rows_and_running_external_trys_are_told_apart(world: Wo
     assert rows == {half_done: (False, False, False), running: (False, True, True), lapsed: (False, True, False)}
 
 
+async def one(world: World, xid: str, branch_id: int = 1) -> pb.FenceBranch | None:
+    """A single row."""
+    response = await world.stub.GetBranch(pb.GetBranchRequest(participant="bank", xid=xid, branch_id=branch_id))
+    assert response.fence_id == world.serving.fence_id
+    assert response.now.ToMilliseconds() > 0
+    return response.branch if response.HasField("branch") else None
+
+
+async def test_a_single_branch_is_told_as_a_page_tells_it(world: World) -> None:
+    another = await branch(world, TRIED, old_xid(days=1))
+    for status in (COMMITTED, ROLLBACKED, SUSPENDED):
+        await branch(world, status, old_xid(days=1))
+    half_done = await branch(world, COMMITTED, old_xid(days=2))
+    await asyncio.to_thread(change, world, half_done, "finished_at = NULL")
+    await copies(world, half_done, [half_done], branch_ids=[2])
+    rows = await listed(world)
+    assert len(rows) == 6
+    for row in rows:
+        alone = await one(world, row.xid, row.branch_id)
+        assert alone is not None
+        for field in ("create_time", "update_time"):  # counted back from the clock by ages
+            assert abs(getattr(alone, field).ToMilliseconds() - getattr(row, field).ToMilliseconds()) < 60_000
+            getattr(alone, field).CopyFrom(getattr(row, field))
+        assert alone == row
+    assert await one(world, half_done, 3) is None
+    assert await one(world, new_xid()) is None
+    await asyncio.to_thread(change, world, another, "participant = 'other'")
+    assert await one(world, another) is None
+
+
 async def test_the_fence_as_a_whole(world: World) -> None:
     done = await branch(world, COMMITTED, old_xid())
     await copies(world, done, [old_xid(1), old_xid(2)])
@@ -132,7 +162,15 @@ async def test_bad_requests_name_the_field_and_the_limit(world: World) -> None:
     assert text.startswith("min_age: ")
     request = pb.ListBranchesRequest(participant="bank", status=9)  # type: ignore[arg-type]
     assert (await refused(world, "ListBranches", request))[1] == "status: is 9, which is no status"
-    for method, asked in (("ListBranches", pb.ListBranchesRequest()), ("GetFence", pb.GetFenceRequest())):
+    for fields, said in ({"xid": "no", "branch_id": 1}, "xid: "), ({"xid": new_xid()}, "branch_id: is 0"):
+        code, text = await refused(world, "GetBranch", pb.GetBranchRequest(participant="bank", **fields))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert text.startswith(said)
+    for method, asked in (
+        ("ListBranches", pb.ListBranchesRequest()),
+        ("GetFence", pb.GetFenceRequest()),
+        ("GetBranch", pb.GetBranchRequest()),
+    ):
         asked.participant = "shop"
         code, text = await refused(world, method, asked)
         assert code is grpc.StatusCode.NOT_FOUND
@@ -173,6 +211,7 @@ async def test_one_look_at_a_time(world: World) -> None:
             ("ListBranches", pb.ListBranchesRequest(participant="bank")),
         ):
             assert (await refused(world, method, request))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await one(world, new_xid()) is None  # a single row holds nobody up, and is not held up
     finally:
         inspection._lock.release()
     assert await listed(world) == []

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.model import Resolution, State
 from participant_sdk import upkeep_resolve
 from participant_sdk.transaction import LookedUp
 from participant_sdk.upkeep import ResolveReport, Upkeep
@@ -105,6 +106,20 @@ async def test_an_external_try_that_may_still_run_is_left(world: World, records:
     change(world, xid, "lease_until_ms = 1")
     assert counts(await resolve(world, records.endpoint)) == {"cancelled": 1}
     assert world.status(xid) == ROLLBACKED
+
+
+@several
+async def test_what_was_resolved_by_hand_is_written_down_and_nothing_run(world: World, records: Records) -> None:
+    """As where a database that was given up for lost turns up again."""
+
+    async def resolved(state: State, confirmed: bool) -> str:
+        by_hand = Resolution(1, confirmed, "alice", "by hand", 1, opposite=False, lost=True)
+        return await branch(world, TRIED, await records.put(old_xid(), state, resolved=(by_hand,)))
+
+    xids = [await resolved(state, confirmed) for state in (CONFIRMED, CANCELLING) for confirmed in (True, False)]
+    assert counts(await resolve(world, records.endpoint)) == {"confirmed": 2, "cancelled": 2}
+    assert [world.status(xid) for xid in xids] == [COMMITTED, ROLLBACKED] * 2
+    assert [world.effects(xid) for xid in xids] == [["try"]] * 4
 
 
 @several

@@ -37,8 +37,6 @@ SMALL = (TWO_COORDINATORS_ONE_BRANCH, ONE_COORDINATOR, ORDERED, INTERACTIVE, RES
 FULL = (
     *SMALL,
     Setup("two coordinators, two branches, two COMMITs lost", spec(2), 2, 2, lost=2),
-    Setup("two coordinators, two branches, two replies in one save", spec(2), 2, 2, together=True),
-    Setup("two coordinators, two branches, in steps", spec(2), 2, 2, steps=True),
     Setup("interactive, two coordinators", spec(2, interactive=True), 2, 2, events=INITIATOR),
     Setup("two branches resolved by hand", spec(2), 1, 2, events=OPERATOR, resolved_max=2),
 )

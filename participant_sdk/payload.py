@@ -63,6 +63,8 @@ def codec_for(kind: Any) -> Codec:
     """The codec of an annotated payload or result type; raises UnsupportedType for one that cannot be carried."""
     if kind is bytes:
         return Codec(kind, lambda payload: payload.data)
+    if kind is Payload:
+        return Codec(kind, lambda payload: payload)
     if isinstance(kind, type) and issubclass(kind, Message):
         return Codec(kind, lambda payload: _decode_message(kind, payload))
     if kind is dict or get_origin(kind) is dict or dataclasses.is_dataclass(kind) or library_of(kind) is not None:

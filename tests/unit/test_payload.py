@@ -314,6 +314,12 @@ def test_bytes_pass_as_they_are() -> None:
     assert codec_for(bytes).decode(Payload(b"{}", "application/json")) == b"{}"
 
 
+def test_a_payload_passes_as_it_is() -> None:
+    payload = Payload(b"\x00{", "image/png")
+    assert encode(payload) is payload
+    assert codec_for(Payload).decode(payload) is payload
+
+
 def test_a_result_of_unknown_type_is_json_or_bytes() -> None:
     assert decode_untyped(encode({"a": [1, None]})) == {"a": [1, None]}
     assert decode_untyped(encode(types_pb2.Refusal(reason="r"))) == b"\n\x01r"

@@ -31,7 +31,7 @@ TYPED = $(wildcard coordinator participant_sdk tests examples benchmarks tools)
 # Where Debian puts mariadbd, which is not on everybody's PATH.
 SBIN := /usr/sbin:/usr/local/sbin
 
-.PHONY: help servers setup demo test lint format protos bench chaos races model simulate lock clean need-python
+.PHONY: help servers setup demo test lint format protos bench chaos races model simulate crashes lock clean need-python
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -125,6 +125,9 @@ model: $(STAMP) ## Explore the protocol exhaustively (ARGS=--full for more of it
 simulate: SEEDS = 10000
 simulate: $(STAMP) ## Coordinators and participants in a simulated world of faults, SEEDS=10000 (ARGS="--state FILE" to stop and resume)
 	$(BIN)/python -m tests.simulator --seeds $(SEEDS) $(ARGS)
+
+crashes: $(STAMP) ## Kill a coordinator at every point of a transaction, one after another (ARGS=--small for some scenarios)
+	$(BIN)/python -m tests.crashes $(ARGS)
 
 lock: $(LOCK_STAMP) ## Write requirements.lock anew from pyproject.toml (ARGS=--upgrade for newer versions)
 	@echo "# Locked versions for development and CI. Made by 'make lock'; do not edit." > $(LOCK_VENV)/requirements.lock

@@ -40,12 +40,15 @@ help: ## Show this list
 MARIADB := mariadb-server-core mariadb-client-core
 # `make model` writes a program with spin and compiles it.
 SPIN := spin gcc libc6-dev
-servers: ## Install through apt-get what tests need and pip has not: MariaDB, spin (skipped when they are there)
+# Shells in which completion is tested.
+SHELLS := zsh fish
+servers: ## Install through apt-get what tests need and pip has not: MariaDB, spin, shells (skipped when they are there)
 	@PATH="$$PATH:$(SBIN)"; packages=; \
 	if ! { command -v mariadbd && command -v mariadb-install-db && command -v my_print_defaults; } >/dev/null; then \
 		packages="$(MARIADB)"; \
 	fi; \
 	if ! { command -v spin && command -v gcc; } >/dev/null; then packages="$$packages $(SPIN)"; fi; \
+	for shell in $(SHELLS); do command -v $$shell >/dev/null || packages="$$packages $$shell"; done; \
 	if [ -z "$$packages" ]; then exit 0; fi; \
 	if ! command -v apt-get >/dev/null; then \
 		echo "make: there is no apt-get to install these with, install them by hand: $$packages" >&2; exit 1; \

@@ -25,6 +25,8 @@ PAGE_S = 20.0
 PAGE_ROWS = 1_000
 """As many transactions as a look-up takes."""
 TEXT_CHARS_MAX = 300
+_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+"""A connection of its own: else what deliveries know of the address answers, a second after it has come back."""
 
 _REACHES = {
     grpc.StatusCode.UNIMPLEMENTED: Reach.NOT_OFFERED,
@@ -118,7 +120,7 @@ class FenceLink:
 @asynccontextmanager
 async def fence_link(participant: str, address: str) -> AsyncIterator[FenceLink]:
     """A connection for as long as the block lasts."""
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+    async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
         yield FenceLink(participant, address, channel)
 
 

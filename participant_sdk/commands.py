@@ -11,7 +11,7 @@ _DIALECTS: Final = ("postgresql", "mariadb", "mysql", "sqlite")
 
 @click.group()
 def fence() -> None:
-    """The fence's tables in a participant's database."""
+    """Look at the fence's tables in a participant's database."""
 
 
 @fence.command()

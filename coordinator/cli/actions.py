@@ -42,9 +42,16 @@ def retry(
     xid: str, participant: str, filter_: str, labels: tuple[str, ...], states: tuple[str, ...], dry_run: bool,
     reason: str, actor: str, endpoint: str, output: str,
 ) -> None:  # fmt: skip
-    """Retry now what waits for its next attempt: one transaction, all that wait for a participant, or all of a filter.
+    """Retry now what waits for its next attempt: one, or many.
 
-    Calls that are out are left alone. Exit codes: 0 done, 2 wrong usage, 3 no such transaction, 4 it is finished, or
+    With XID one transaction, else all that wait for a participant, or that match. Calls that are out are left alone.
+
+    \b
+      tricord retry XID
+      tricord retry --participant bank --dry-run
+      tricord retry --label order=42 --reason "the bank is back"
+
+    Exit codes: 0 done, 2 wrong usage, 3 no such transaction, 4 it is finished, or
     some of many could not be retried, 5 cannot be reached.
     """
     many = bool(participant or filter_ or labels)
@@ -93,7 +100,14 @@ def cancel(
     xid: str, filter_: str, labels: tuple[str, ...], older_than: str | None, participant: str, dry_run: bool,
     reason: str, yes: bool, actor: str, endpoint: str, output: str,
 ) -> None:  # fmt: skip
-    """Cancel a transaction that is still TRYING, or all of a filter that are; those that are decided are left alone.
+    """Cancel what is still TRYING: one transaction, or many.
+
+    With XID that one, else all that match; of these, those that are decided are left alone.
+
+    \b
+      tricord cancel XID --reason "the customer has left"
+      tricord cancel --label customer=eve --reason "eve has left" --dry-run
+      tricord cancel --filter 'age > 5m' --reason "a wrong release" --yes
 
     Exit codes: 0 it is decided to be cancelled, 1 not confirmed by you, 2 wrong usage, 3 no such transaction, 4 it was
     decided before, or some of many could not be cancelled, 5 cannot be reached.

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 @click.argument("xid", type=Text(), required=False, default="")
 @click.option("--newer-than", "newer_than", type=Age(), metavar="AGE", help="Written down no longer ago: 30s, 5m.")
 @click.option("--older-than", "older_than", type=Age(), metavar="AGE", help="Written down at least so long ago.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Records on a page.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, metavar="N", help="Records on a page."
+)
 @click.option("--page-token", type=Text(), default="", metavar="TOKEN", help="As the page before names it.")
 @endpoint_option
 @output_option("table", "json", "jsonl")
@@ -34,9 +36,14 @@ def audit(
     endpoint: str,
     output: str,
 ) -> None:
-    """Show what operators did, newest first: of one transaction, or of all.
+    """Show what operators did, newest first.
 
-    Each action has two records: what was asked for, and what came of it.
+    With XID only what was done to that transaction. Each action has two records: what was asked for, and what came of
+    it.
+
+    \b
+      tricord audit --newer-than 12h
+      tricord audit XID -o json
     """
     from tricord.v1 import operator_pb2
 

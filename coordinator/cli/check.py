@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .exits import FINDINGS, USAGE, fail
+from .forms import output_option, tell_one
 
 if TYPE_CHECKING:
     from ..check.invariants import Violation
@@ -20,7 +20,7 @@ VIOLATIONS_MAX = 1_000
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option("table", "json", "jsonl")
 def check(file: str, output: str) -> None:
     """Judge a history of transactions by the invariants.
 
@@ -49,10 +49,7 @@ def check(file: str, output: str) -> None:
         fail(f"{'standard input' if file == '-' else file}: {error}", USAGE)
     except OSError as error:
         fail(f"{file} cannot be read: {error.strerror}", USAGE)
-    if output == "json":
-        click.echo(json.dumps(as_json(verdict, found), indent=2))
-    else:
-        _print(verdict)
+    tell_one(output, as_json(verdict, found), lambda: _print(verdict))
     click.echo(_summary(verdict, len(found)), err=True)
     if verdict.violations:
         sys.exit(FINDINGS)

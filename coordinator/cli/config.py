@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 from .exits import USAGE, fail
+from .forms import output_option, tell_one
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -51,7 +51,7 @@ def config() -> None:
 
 @config.command("show")
 @settings_flags
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option("table", "json", "jsonl")
 def config_show(config_path: str | None, output: str, **flags: Any) -> None:
     """Print the effective settings and where each comes from; passwords are masked."""
     from ..config import ConfigError, load, shown
@@ -61,13 +61,14 @@ def config_show(config_path: str | None, output: str, **flags: Any) -> None:
     except ConfigError as error:
         fail(str(error), USAGE)
     values = shown(settings)
-    if output == "json":
-        click.echo(json.dumps({n: {"value": v, "from": origins[n]} for n, v in values.items()}, indent=2))
-        return
-    from .output import print_table
 
-    rows = [(n, _text(v), origins[n]) for n, v in values.items()]
-    print_table(("SETTING", "VALUE", "FROM"), rows, wraps=("VALUE", "FROM"))
+    def table() -> None:
+        from .output import print_table
+
+        rows = [(n, _text(v), origins[n]) for n, v in values.items()]
+        print_table(("SETTING", "VALUE", "FROM"), rows, wraps=("VALUE", "FROM"))
+
+    tell_one(output, {n: {"value": v, "from": origins[n]} for n, v in values.items()}, table)
 
 
 def _text(value: Any) -> str:

@@ -32,11 +32,13 @@ PATIENCE_S = 3600.0
 @actor_option
 @output_option("table", "json", "jsonl")
 def doctor(endpoint: str, participant: str, grace: str, mend: bool, actor: str, output: str) -> None:
-    """Find what does not fit between coordinator and participants, and say what to do.
+    """Find what does not fit, and say what to do about it.
 
     Looks at addresses, clocks, settings, open transactions and the participants' fences: branches that nobody will
-    settle, and what contradicts the record. Changes nothing without --apply. Exit code 0: nothing, or only infos; 6:
-    errors or warnings that were not mended; others as everywhere.
+    settle, and what contradicts the record. Changes nothing without --apply.
+
+    Exit codes: 0 nothing, or only infos, 2 wrong usage, 3 no such participant, 5 cannot be reached, 6 errors or
+    warnings that were not mended.
     """
     from tricord.v1 import operator_pb2
 

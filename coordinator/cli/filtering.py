@@ -28,7 +28,12 @@ class Label(click.ParamType[str]):
 
 
 filter_option = click.option(
-    "--filter", "filter_", type=Text(), default="", metavar="FILTER", help="Which; `tricord list --help` tells how."
+    "--filter",
+    "filter_",
+    type=Text(),
+    default="",
+    metavar="FILTER",
+    help="Only those that match; `tricord list --help` has examples.",
 )
 label_option = click.option(
     "--label", "labels", multiple=True, type=Label(), metavar="NAME=VALUE", help="With this label. Repeatable."

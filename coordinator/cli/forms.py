@@ -13,7 +13,10 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 def output_option(*forms: str) -> Callable[[_Command], _Command]:
     """Add ``-o``; the first form is the default."""
-    return click.option("-o", "--output", type=click.Choice(forms), default=forms[0], show_default=True)
+    return click.option(
+        "-o", "--output", type=click.Choice(forms), default=forms[0], show_default=True,
+        help="How to print it; json and jsonl are for programs.",
+    )  # fmt: skip
 
 
 def tell_rows(

@@ -26,7 +26,9 @@ ORDERS = {"newest": "create_time desc", "oldest": "create_time asc"}
 @older_than_option
 @click.option("--participant", type=Text(), default="", metavar="NAME", help="With a branch of this participant.")
 @click.option("--order", type=click.Choice(list(ORDERS)), default="newest", show_default=True, help="Which come first.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Rows on a page.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, metavar="N", help="Rows on a page."
+)
 @click.option("--page-token", type=Text(), default="", metavar="TOKEN", help="As the page before names it.")
 @output_option("table", "wide", "json", "jsonl")
 def list_transactions(

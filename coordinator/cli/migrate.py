@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
 from .exits import ERROR, UNAVAILABLE, USAGE, fail
+from .forms import output_option, tell_one
 
 if TYPE_CHECKING:
     from ..store.schema import Stand
@@ -23,7 +23,7 @@ _LEASE_MS = 10_000
 )
 @click.option("--finish", is_flag=True, help="No older coordinator runs any more: use what only this version can read.")
 @click.option("--dry-run", is_flag=True, help="Only tell how far the store is; nothing is written, or made.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option("table", "json", "jsonl")
 def migrate(store: str | None, config_path: str | None, finish: bool, dry_run: bool, output: str) -> None:
     """Bring the store up to this version.
 
@@ -51,13 +51,11 @@ def migrate(store: str | None, config_path: str | None, finish: bool, dry_run: b
         what = "looked at" if dry_run else "migrated"
         fail(f"the store cannot be {what}: {' '.join(str(error).split())[:500]}", ERROR)
     name = shown(settings)["store"]
-    if output == "json":
-        print(json.dumps({"store": name, **stand._asdict(), "needed": schema.REVISION}))
-    else:
-        print(
-            f"{name}: schema revision {stand.revision or '(no tables yet)'}, this version has {schema.REVISION}; "
-            f"rows up to format {stand.format}, for programs from format {stand.oldest_program} on"
-        )
+    text = (
+        f"{name}: schema revision {stand.revision or '(no tables yet)'}, this version has {schema.REVISION}; "
+        f"rows up to format {stand.format}, for programs from format {stand.oldest_program} on"
+    )
+    tell_one(output, {"store": name, **stand._asdict(), "needed": schema.REVISION}, lambda: click.echo(text))
 
 
 def _look(store: str) -> Stand:

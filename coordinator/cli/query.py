@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .calls import call, endpoint_option, time_text
+from .forms import output_option, tell_one
 from .params import Text
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("xid", type=Text())
 @endpoint_option
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@output_option("table", "json", "jsonl")
 def show(xid: str, endpoint: str, output: str) -> None:
-    """Show one transaction: its branches, attempts, last errors and times, a timeline, and what happened to it.
+    """Show one transaction: branches, errors, history, timeline.
 
     TIMEOUT_MS is the transaction's own: from its creation to its deadline. CALL MS is that of one call of a branch, by
     the settings of the coordinator that is asked; a call that got lost is repeated after it.
@@ -34,15 +34,17 @@ def show(xid: str, endpoint: str, output: str) -> None:
     tx = {**as_json(response.transaction), "metadata": metadata, "history": history}
     if response.history_incomplete:
         click.echo("tricord: the store did not answer: what operators did is missing from the history", err=True)
-    if output == "json":
-        click.echo(json.dumps(tx, indent=2))
-        return
+    tell_one(output, tx, lambda: _print(tx))
+
+
+def _print(tx: dict[str, Any]) -> None:
     from .output import print_table
+    from .timeline import terminal_width, timeline
 
     names = ("xid", "state", "mixed", "attention", "idempotency_key", "create_time", "update_time", "decide_time")
     facts = [(name, str(tx[name] or "")) for name in (*names, "deadline_time", "timeout_ms", "cancel_reason")]
     facts += [("label", f"{name}={value}") for name, value in tx["labels"].items()]
-    facts += [("metadata", f"{key}={value}") for key, value in metadata.items()]
+    facts += [("metadata", f"{key}={value}") for key, value in tx["metadata"].items()]
     print_table(("FIELD", "VALUE"), [fact for fact in facts if fact[1]], wraps=("VALUE",))
     click.echo()
     print_table(
@@ -61,10 +63,8 @@ def show(xid: str, endpoint: str, output: str) -> None:
         wraps=("NEXT ATTEMPT", "REFUSED", "RESOLVED", "LAST ERROR"),
     )  # fmt: skip
     click.echo()
-    events = [(event["time"], event["event"], event["actor"], event["detail"]) for event in history]
+    events = [(event["time"], event["event"], event["actor"], event["detail"]) for event in tx["history"]]
     print_table(("TIME", "EVENT", "ACTOR", "DETAIL"), events, wraps=("ACTOR", "DETAIL"))
-    from .timeline import terminal_width, timeline
-
     click.echo()
     for line in timeline(tx, terminal_width()):
         click.echo(line)

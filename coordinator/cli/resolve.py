@@ -36,15 +36,19 @@ def resolve(
     xid: str, branch: int, resolved_as: str, force: bool, lost: bool, dry_run: bool, reason: str, yes: bool, actor: str,
     endpoint: str, output: str,
 ) -> None:  # fmt: skip
-    """Record that a branch of a decided transaction was confirmed or cancelled by hand.
+    """Record how a branch was ended by hand.
 
-    For a participant that cannot do it any more. Its fence is asked first: where it has the opposite, or cannot be
-    asked, nothing is recorded, unless with --force. The branch's Confirm or Cancel is not called again; its participant
-    is told to write the same down, and the branch rests when it has. Until then the opposite may be recorded. Against
-    the decision it marks the transaction mixed, for ever.
+    Of a decided transaction, for a participant that cannot do it any more. Its fence is asked first: where it has the
+    opposite, or cannot be asked, nothing is recorded, unless with --force. The branch's Confirm or Cancel is not called
+    again; its participant is told to write the same down, and the branch rests when it has. Until then the opposite may
+    be recorded. Against the decision it marks the transaction mixed, for ever.
 
     With --lost nobody is told any more, and the branch ends at once: for a participant whose database is gone for good.
     Refused while it answers, unless with --force.
+
+    \b
+      tricord resolve XID 2 --as confirmed --reason "paid by hand" --dry-run
+      tricord resolve XID 2 --as confirmed --reason "paid by hand"
 
     Exit codes: 0 recorded, 1 not confirmed by you, 2 wrong usage, 3 no such transaction, 4 it is undecided, the branch
     has answered for good, or its fence contradicts or cannot be asked, 5 cannot be reached. With --dry-run the same,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @endpoint_option
-@output_option("table", "json")
+@output_option("table", "json", "jsonl")
 def stats(endpoint: str, output: str) -> None:
     """Show what is open, and a coordinator's figures.
 

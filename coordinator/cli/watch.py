@@ -12,6 +12,7 @@ import click
 
 from .calls import connected, end_for, endpoint_option
 from .exits import INTERRUPTED
+from .forms import output_option
 from .live import EVERY_S, watch_all
 from .params import Text
 from .query import as_json
@@ -31,7 +32,7 @@ RETRY_S = 0.5
 @click.command()
 @click.argument("xid", type=Text(), default="")
 @endpoint_option
-@click.option("-o", "--output", type=click.Choice(["text", "jsonl"]), default="text", show_default=True)
+@output_option("text", "jsonl")
 @click.option(
     "--every", type=click.FloatRange(0.1, 3600), metavar="SECONDS", help="Without XID: how often.  [default: 2]"
 )
@@ -39,7 +40,7 @@ RETRY_S = 0.5
 def watch(xid: str, endpoint: str, output: str, every: float | None, count: int | None) -> None:
     """Watch a transaction, or all that is open.
 
-    With XID: a line whenever that transaction changes, until it is finished.
+    With XID: a line whenever it changes, until it is finished.
 
     Without XID: figures as of `tricord stats`, and the open transactions that a person should look at, drawn again
     every 2 seconds. Where standard output is no terminal that is one line of JSON each time.

@@ -22,9 +22,18 @@ from examples.transfer.databases import Databases, sqlite_databases
 from examples.transfer.processes import Process
 from participant_sdk import TricordClient, Wait, branch
 from participant_sdk.client_request import BranchRequest
+from participant_sdk.coordinator_messages import write_payload
 from tests.coordinators import CALL_S, tricord
 from tests.processes import Cast
-from tricord.v1 import coordinator_pb2, coordinator_pb2_grpc, operator_pb2, operator_pb2_grpc, types_pb2
+from tricord.v1 import (
+    coordinator_pb2,
+    coordinator_pb2_grpc,
+    operator_pb2,
+    operator_pb2_grpc,
+    participant_pb2,
+    participant_pb2_grpc,
+    types_pb2,
+)
 
 HOUR_MS = 3_600_000
 SETTINGS = {"attention_after": 2, "timeout_ms": HOUR_MS, "backoff_base_ms": 60_000, "backoff_cap_ms": HOUR_MS}
@@ -62,14 +71,7 @@ class Outage:
         ``begun`` comes too late for bank-b to try it. When this returns, all have attention and wait for the next
         attempt, and dave's account is gone.
         """
-        with ExitStack() as open_ones:
-            for order in (*orders, *strays):
-                start = self._client.transaction(labels={"order": order}, wait=Wait.DECIDED)
-                tx = open_ones.enter_context(start)
-                for each in _transfer("dave" if order in strays else "bob"):
-                    tx.try_(each)
-                self.xids[order] = tx.xid
-            self.bank_b.kill()
+        self.fall(orders, strays)
         late = self._client.execute(*_transfer("bob"), labels={"order": begun}, wait=Wait.ACCEPTED)
         self.xids[begun] = late.xid
         engine = create_engine(self.cast.databases.banks["bank-b"])
@@ -78,14 +80,42 @@ class Outage:
         engine.dispose()
         self.let_them_fail()
 
+    def fall(self, orders: Sequence[str], strays: Sequence[str] = ()) -> None:
+        """Kill bank-b between Try and Confirm of these."""
+        with ExitStack() as open_ones:
+            for order in (*orders, *strays):
+                start = self._client.transaction(labels={"order": order}, wait=Wait.DECIDED)
+                tx = open_ones.enter_context(start)
+                for each in _transfer("dave" if order in strays else "bob"):
+                    tx.try_(each)
+                self.xids[order] = tx.xid
+            self.bank_b.kill()
+
+    def confirm_unheard(self, order: str) -> None:
+        """Start bank-b and have it confirm an order for bob, of which the coordinator does not hear."""
+        self.bank_b.start()
+        credit = _transfer("bob")[1]
+        call = participant_pb2.Call(
+            phase=participant_pb2.PHASE_CONFIRM,
+            xid=self.xids[order],
+            branch_id=2,
+            participant=credit.participant,
+            action=credit.action,
+            payload=write_payload(credit.payload),
+        )
+        with grpc.insecure_channel(self.bank_b_address) as channel:
+            bank = participant_pb2_grpc.ParticipantServiceStub(channel)
+            answer = bank.Confirm(participant_pb2.ConfirmRequest(call=call), timeout=CALL_S, wait_for_ready=True)
+        assert answer.reply.outcome == participant_pb2.OUTCOME_DONE, answer
+
     def run(self, *arguments: str, merged: bool = False) -> subprocess.CompletedProcess[str]:
         """The command ``tricord``, at this coordinator."""
         env = {"TRICORD_ENDPOINT": self.cast.endpoints[0], "COLUMNS": "100"}
         return tricord(*arguments, env=env, merged=merged)
 
-    def begin(self, order: str) -> None:
+    def begin(self, order: str, **labels: str) -> None:
         """An interactive transaction of no branch yet, which stays TRYING."""
-        request = coordinator_pb2.BeginRequest(labels={"order": order})
+        request = coordinator_pb2.BeginRequest(labels={"order": order, **labels})
         self.xids[order] = self._service.Begin(request, timeout=CALL_S).transaction.xid
 
     def findings(self, code: str = "") -> list[dict[str, Any]]:
@@ -109,14 +139,15 @@ class Outage:
         """A transaction, as soon as its end is stored."""
         return self.until(order, lambda tx: tx.state in FINISHED)
 
-    def let_them_fail(self) -> None:
-        """Retry in vain, again and again, until each has attention and rests for long."""
+    def let_them_fail(self, *orders: str) -> None:
+        """Retry in vain, again and again, until each of these, or of all, has attention and rests for long."""
+        orders = orders or tuple(self.xids)
         request = operator_pb2.RetryManyRequest(participant="bank-b", actor="night shift", reason="is it back?")
         while True:
             self._operator.RetryMany(request, timeout=CALL_S)
-            for order in self.xids:
+            for order in orders:
                 self.until(order, lambda tx: _next_s(tx) > time.time())
-            found = [self.get(order) for order in self.xids]
+            found = [self.get(order) for order in orders]
             rested_s = min(map(_next_s, found)) - time.time()
             if rested_s > FAR_S and all(tx.attention == types_pb2.ATTENTION_RETRYING for tx in found):
                 return

@@ -122,6 +122,8 @@ class TestListAndShow:
 
     def test_show(self, filled: Filled) -> None:
         run = filled.run("show", filled.xids[1], "-o", "json")
+        (line,) = filled.run("show", filled.xids[1], "-o", "jsonl").stdout.splitlines()
+        assert json.loads(line) == json.loads(run.stdout)
         tx = json.loads(run.stdout)
         assert run.returncode == OK
         assert (tx["xid"], tx["state"]) == (filled.xids[1], "CANCELLED")

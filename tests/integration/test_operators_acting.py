@@ -36,7 +36,7 @@ def shown() -> Iterator[Shown]:
     """The page's commands, each with what happens before it and what it prints."""
     block = re.compile(r"(?:^<!-- (.*?) -->\n)?^```sh\n(.*?)\n```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     for events, command, output in block.findall(PAGE):
-        yield Shown(re.split("[,;] ", events) if events else (), command, output)
+        yield Shown(re.split("; ", events) if events else (), command, output)
 
 
 def lines(output: str) -> list[str]:
@@ -73,6 +73,9 @@ class Night:
                         "bank-b is started": self._scene.bank_b.start,
                         "bank-b has answered": self._answered,
                         "bank-b has written it down": self._written_down,
+                        "eve has begun orders 48 and 49": self._begun_by_eve,
+                        "bank-b goes down once more": self._down_again,
+                        "bank-b has confirmed it, and was not heard": self._unheard,
                         "a clock was wrong": self._put_off,
                     }[event]()
         words = shlex.split(shown.command.replace("XID", self._scene.xids.get(self._order, "")))
@@ -90,6 +93,20 @@ class Night:
         """Both that were resolved by hand have ended."""
         for order in ("44", "46"):
             self._scene.finish(order)
+
+    def _begun_by_eve(self) -> None:
+        """Two transactions of one customer, undecided."""
+        for order in ("48", "49"):
+            self._scene.begin(order, customer="eve")
+
+    def _down_again(self) -> None:
+        """Between the Try and the Confirm of order 50."""
+        self._scene.fall(["50"])
+        self._scene.let_them_fail("50")
+
+    def _unheard(self) -> None:
+        """bank-b has confirmed order 50, and the coordinator waits for its next attempt."""
+        self._scene.confirm_unheard("50")
 
     def _put_off(self) -> None:
         """A transaction is to be looked at in a day, though it is undecided."""

@@ -66,8 +66,15 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
             "confirming": confirming,
             "list_token": page.next_page_token,
             "audit_token": audit.next_page_token,
+            "many_token": _token_of_many(scene),
         }
         yield Filled(scene, database, names)
+
+
+def _token_of_many(scene: OperatorScene) -> str:
+    """Of a CancelMany with the filter ``age >= 0s``; which goes on after the newest."""
+    request = operator_pb2.CancelManyRequest(filter="age >= 0s", page_size=1, dry_run=True, actor="a", reason="r")
+    return scene.operators[0].CancelMany(request, timeout=CALL_S).next_page_token
 
 
 NO_XID = "tricord: xid: is not an xid: 32 hexadecimal digits\n"
@@ -83,6 +90,12 @@ NO_VALUE = "column 16: expected 1 to 255 printable characters, found '\"'"
 LONG_NAME = (
     "column 1: expected labels.NAME, a name being a letter a-z and up to 62 more characters of a-z 0-9 _ . -, found "
 )
+ONE_OF_TWO = "Error: name either XID or "
+NOT_BOTH = f"{ONE_OF_TWO}--filter, --label, --older-than or --participant\n"
+NOT_BOTH_RETRY = f"{ONE_OF_TWO}--participant, --filter or --label\n"
+NO_LABEL = "is no label; write NAME=VALUE, a name being a-z 0-9 _ . - after a letter\n"
+NO_FILTER = "tricord: filter: is needed: it says which transactions are cancelled\n"
+NO_WAY_BACK = "Error: --lost cannot be taken back: it goes with --yes\n"
 TOO_FAR = "is not in the range 1<=x<=64.\n"
 
 REFUSED_AT_ONCE: list[tuple[list[str], int, str]] = [
@@ -108,6 +121,22 @@ REFUSED_AT_ONCE: list[tuple[list[str], int, str]] = [
     (["resolve", "{confirming}", "65", *AS_CONFIRMED, *BECAUSE], USAGE, TOO_FAR),
     (["cancel", "{trying}", "--yes", "--reason", ""], USAGE, NO_REASON),
     (["cancel", "{trying}", *BECAUSE], USAGE, NOT_SURE),
+    (["resolve", "{confirming}", "2", *AS_CONFIRMED[:2], *BECAUSE, "--lost"], USAGE, NO_WAY_BACK),
+    (["resolve", "{confirming}", "2", *AS_CONFIRMED[:2], *BECAUSE, "--lost", "--force"], USAGE, NO_WAY_BACK),
+    (["resolve", "{confirming}", "2", *AS_CONFIRMED[:2], "--dry-run"], USAGE, "Error: Missing option '--reason'.\n"),
+    (["cancel", "--filter", "state = DONE", *BECAUSE, "--yes"], USAGE, f"at {NO_STATE}\n  state = DONE\n          ^\n"),
+    (["retry", "--filter", "state = DONE"], USAGE, f"at {NO_STATE}\n  state = DONE\n          ^\n"),
+    (["cancel", "--filter", " ", *BECAUSE, "--yes"], USAGE, NO_FILTER),
+    (["cancel", "--label", "order", *BECAUSE, "--yes"], USAGE, f"'order' {NO_LABEL}"),
+    (["retry", "--label", "Order=1"], USAGE, f"'Order=1' {NO_LABEL}"),
+    (["cancel", "--label", "order=", *BECAUSE, "--yes"], USAGE, f'at {NO_VALUE}\n  labels.order = ""\n{" " * 17}^\n'),
+    (["cancel", "--label", "order=1", "--yes"], USAGE, "Error: Missing option '--reason'.\n"),
+    (["cancel", "--label", "order=1", *BECAUSE], USAGE, NOT_SURE),
+    (["cancel", *BECAUSE, "--yes"], USAGE, NOT_BOTH),
+    (["cancel", "{trying}", "--label", "order=1", *BECAUSE, "--yes"], USAGE, NOT_BOTH),
+    (["cancel", "--older-than", "5", *BECAUSE, "--yes"], USAGE, "'5' is no age; write 30s, 5m, 2h or 1d\n"),
+    (["retry"], USAGE, NOT_BOTH_RETRY),
+    (["retry", "{trying}", "--filter", "age > 1s"], USAGE, NOT_BOTH_RETRY),
     (["list", "--filter", "state = DONE"], USAGE, f"at {NO_STATE}\n  state = DONE\n          ^\n"),
     (["list", "--filter", "state = TRYING AND"], USAGE, f"at {NO_FIELD}\n  state = TRYING AND\n{' ' * 20}^\n"),
     (["list", "--label", f"order={LONG}"], USAGE, f'at {NO_VALUE}\n  labels.order = "{LONG}"\n{" " * 17}^\n'),
@@ -169,6 +198,29 @@ def test_what_contradicts_what_is_stored(filled: Filled, arguments: list[str], s
     assert (asked.action, denied.asked_id) == (arguments[0], asked.id)
     assert len(after.pop(AUDIT)) == len(before.pop(AUDIT)) + 2
     assert after == before
+
+
+@pytest.mark.parametrize(
+    ("token", "filter_", "said"),
+    [
+        ("stale", "age >= 0s", "is not a token that the page before has returned"),
+        ("{many_token}", "age >= 1s", "belongs to a request with other filters"),
+        ("{list_token}", "age >= 0s", "belongs to a request with other filters"),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_stale_token_of_many(filled: Filled, token: str, filter_: str, said: str, *, dry_run: bool) -> None:
+    """The command itself always begins with the first page."""
+    before = filled.stored()
+    operator = filled.scene.operators[0]
+    asked: dict[str, Any] = {"page_token": token.format(**filled.names), "filter": filter_, "actor": "a", "reason": "r"}
+    for method, request in (
+        (operator.CancelMany, operator_pb2.CancelManyRequest(**asked, dry_run=dry_run)),
+        (operator.RetryMany, operator_pb2.RetryManyRequest(**asked, dry_run=dry_run)),
+    ):
+        answer = refused(method, request)
+        assert (answer.code, answer.fields) == (grpc.StatusCode.INVALID_ARGUMENT, {"page_token": said})
+    assert filled.stored() == before
 
 
 NAME = "a name is a letter a-z and up to 62 more characters of a-z 0-9 _ . -"

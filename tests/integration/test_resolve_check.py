@@ -98,6 +98,19 @@ def test_what_fits_is_recorded(scene: OperatorScene, status: Any) -> None:
     assert "forced" not in done
 
 
+def test_force_where_nothing_contradicts_changes_nothing_but_the_record(scene: OperatorScene) -> None:
+    xid = scene.stuck()
+    scene.bank.told = lambda request: fence_branch(TRIED)
+    would = resolve(scene, xid, force=True, dry_run=True)
+    assert (would.fence_verdict, would.refusal) == (FITS, "")
+    assert scene.get(xid).branches[0].HasField("resolution") is False
+    response = resolve(scene, xid, force=True)
+    assert response.fence_verdict == FITS
+    tx = scene.finished(xid)
+    assert (states(tx), tx.mixed) == (["CONFIRMED", "CONFIRMED"], False)
+    assert json.loads(scene.audit(xid)[-1].after)["forced"] is True
+
+
 def test_a_fence_that_cannot_be_asked_is_no_yes(scene: OperatorScene) -> None:
     xid = scene.stuck()
     waits = threading.Event()

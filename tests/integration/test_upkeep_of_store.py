@@ -63,8 +63,10 @@ def test_a_store_of_the_version_before_is_migrated(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:  # as the version before has left it
         for table in ("participant_address", "label", "audit"):
             connection.execute(f"DROP TABLE tricord_{table}")
-        connection.execute("ALTER TABLE tricord_store DROP COLUMN format")
-        connection.execute("ALTER TABLE tricord_store DROP COLUMN oldest_program")
+        for column in ("store DROP COLUMN format", "store DROP COLUMN oldest_program"):
+            connection.execute(f"ALTER TABLE tricord_{column}")
+        for column in ("claims", "claimed_version"):
+            connection.execute(f"ALTER TABLE tricord_transaction DROP COLUMN {column}")
         connection.execute("UPDATE tricord_schema_version SET version_num = '0001'")
         connection.commit()
     refused = tricord("serve", "--store", str(path))

@@ -190,6 +190,9 @@ class Watch:
             self.wrong(1, f"{what}, and what is stored is {tx.state.name}")
         if call.phase in (Phase.SETTLE_CONFIRMED, Phase.SETTLE_CANCELLED) and tx.resolution_of(call.branch) is None:
             self.wrong(1, f"{what}, and nobody has resolved it")
+        failed = tx.steps[call.branch].attempts
+        if need is not None and call.attempt > failed + 1 and tx.resolution_of(call.branch) is None:
+            self.wrong(1, f"{what} as attempt {call.attempt}, and what is stored has failed {failed} times")
         if call.attempt > 1:
             self._world.counts["calls sent again"] += 1
 

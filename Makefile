@@ -31,7 +31,7 @@ TYPED = $(wildcard coordinator participant_sdk tests examples benchmarks tools)
 # Where Debian puts mariadbd, which is not on everybody's PATH.
 SBIN := /usr/sbin:/usr/local/sbin
 
-.PHONY: help servers setup demo test lint format protos bench chaos races model simulate crashes lock clean need-python
+.PHONY: help servers setup demo test lint format protos bench chaos races model simulate crashes planted mutants lock clean need-python
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -131,6 +131,12 @@ simulate: $(STAMP) ## Coordinators and participants in a simulated world of faul
 
 crashes: $(STAMP) ## Kill a coordinator at every point of a transaction, one after another (ARGS=--small for some scenarios)
 	$(BIN)/python -m tests.crashes $(ARGS)
+
+planted: $(STAMP) ## Plant bugs of the field, each alone; simulator and suites must notice (ARGS="TEXT" for some)
+	$(BIN)/python -m tests.planted $(ARGS)
+
+mutants: $(STAMP) ## Put each small fault into machine.py and fence.py: a test must fail (ARGS="--only TEXT" for a part)
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 lock: $(LOCK_STAMP) ## Write requirements.lock anew from pyproject.toml (ARGS=--upgrade for newer versions)
 	@echo "# Locked versions for development and CI. Made by 'make lock'; do not edit." > $(LOCK_VENV)/requirements.lock

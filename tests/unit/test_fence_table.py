@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from participant_sdk.fence import EXTERNAL, TABLE, UNFINISHED, Phase, Progress, Status, Verdict, decide
+from participant_sdk.fence import EXTERNAL, SETTLES, TABLE, UNFINISHED, Phase, Progress, Status, Verdict, decide
+from tricord.v1 import participant_pb2
 
 TRY, CONFIRM, CANCEL = Phase.TRY, Phase.CONFIRM, Phase.CANCEL
 SETTLE_CONFIRMED, SETTLE_CANCELLED = Phase.SETTLE_CONFIRMED, Phase.SETTLE_CANCELLED
@@ -144,3 +145,12 @@ def test_the_fence_is_pure() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_the_phases_have_the_numbers_of_the_contract() -> None:
+    numbers = {f"PHASE_{phase.name}": int(phase) for phase in Phase}
+    assert {"PHASE_UNSPECIFIED": 0, **numbers} == dict(participant_pb2.Phase.items())
+
+
+def test_what_is_done_by_hand_is_settled() -> None:
+    assert {phase for phase in Phase if phase.name.startswith("SETTLE_")} == SETTLES

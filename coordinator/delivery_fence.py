@@ -13,7 +13,7 @@ import grpc.aio
 from tricord.v1 import participant_pb2 as pb
 from tricord.v1 import participant_pb2_grpc as pb_grpc
 
-from .delivery_link import CHANNEL_OPTIONS
+from .delivery_link import CHANNEL_OPTIONS, could_not_connect
 from .doctor import ALIKE_MAX, Answer, FenceFacts, Reach
 from .doctor_fence import FenceRow
 from .doctor_holds import HoldFacts, HoldSum, Mismatch
@@ -170,4 +170,6 @@ def _is_its_own(error: grpc.aio.AioRpcError) -> bool:
 
 
 def _text(error: grpc.aio.AioRpcError) -> str:
+    if could_not_connect(error):
+        return "cannot be reached"
     return " ".join((error.details() or error.code().name).split())[:TEXT_CHARS_MAX]

@@ -95,6 +95,11 @@ class _Pending:
         self.suspect_key = (message.xid, message.branch_id, int(call.phase))
 
 
+def could_not_connect(error: grpc.aio.AioRpcError) -> bool:
+    """Whether that is all there is to it: gRPC's own text names every address it has tried, twice."""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in (error.details() or "")
+
+
 class Link:
     """The calls to one address."""
 
@@ -187,7 +192,7 @@ class Link:
                 self._wake.clear()
                 continue
             if not await self._connected():
-                self._fail_queued(f"participant at {self.address} cannot be reached")
+                self._fail_queued(self._away())
                 continue
             self._given_up = False
             self._write_failed = False
@@ -270,7 +275,7 @@ class Link:
             code = await stream.code()
         except grpc.aio.AioRpcError as error:
             code = error.code()
-            why = f"the stream broke: {code.name}: {error.details()}"
+            why = self._away() if could_not_connect(error) else f"the stream broke: {code.name}: {error.details()}"
             if code is grpc.StatusCode.INTERNAL and self._write_failed and not answered:
                 code = await self._ask()
         except asyncio.CancelledError:
@@ -338,7 +343,7 @@ class Link:
                 reply = (await self._stub.Settle(pb.SettleRequest(call=message), timeout=left_s)).reply
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                why = f"{error.code().name}: {error.details()}"
+                why = self._away() if could_not_connect(error) else f"{error.code().name}: {error.details()}"
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
                     self.breaker.failed(why)
                 self._fail([pending], why)
@@ -374,6 +379,9 @@ class Link:
             # It answers pings, or its proxy does, and no calls. Only a new stream can get past that.
             self._given_up = True
             self._stream.cancel()
+
+    def _away(self) -> str:
+        return f"participant at {self.address} cannot be reached"
 
     def _fail_queued(self, why: str) -> None:
         queued = [*self._phase2, *self._tries]

@@ -116,6 +116,7 @@ class PostgresServer(LocalServer):
             with psycopg.connect(self.dsn(name), autocommit=True, connect_timeout=10) as connection:
                 connection.execute(_ALONE)
                 connection.execute(_ANEW)
+                connection.execute("SELECT pg_stat_reset()")
                 connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(sql.Identifier(name)))
         except psycopg.Error:  # whatever the test has done to it: then it is dropped
             return False

@@ -105,7 +105,7 @@ async def test_the_look_for_due_work_reads_the_partial_index(tmp_path: Path) -> 
     store = await open_store(str(path))
     await store.close()
     with closing(sqlite3.connect(path)) as connection:
-        for query, values in ((sqlite._DUE, (1, 10)), (sqlite._NEXT, ())):
+        for query, values in ((sqlite._DUE_SOME, (1, 10)), (sqlite._NEXT, ())):
             plan = " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", values))
             assert "tricord_transaction_due" in plan, plan
             assert "SCAN tricord_transaction" not in plan.replace("SCAN tricord_transaction USING COVERING INDEX", "")

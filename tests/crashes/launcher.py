@@ -95,8 +95,8 @@ def wrap_store(points: Points) -> None:
         return standing
 
     @functools.wraps(claim)
-    def claim_before(self: PostgresBackend, *arguments: Any) -> Claim:
-        claimed = claim(self, *arguments)
+    def claim_before(self: PostgresBackend, *arguments: Any, **named: Any) -> Claim:
+        claimed = claim(self, *arguments, **named)
         for _ in claimed.rows:
             points.reach("after claim")
         return claimed

@@ -109,7 +109,8 @@ class Night:
         self._scene.confirm_unheard("50")
 
     def _put_off(self) -> None:
-        """A transaction is to be looked at in a day, though it is undecided."""
+        """A transaction is to be looked at in a day, though it is undecided; all others have ended."""
+        self._scene.finish("50")
         self._scene.begin("47")
         late = [DAY_MS, bytes.fromhex(self._scene.xids["47"])]
         with psycopg.connect(self._store) as connection:

@@ -149,6 +149,7 @@ def plain(tx: Transaction) -> Transaction:
         wake_ms=None,
         updated_ms=0,
         decided_ms=0,
+        past=(),
         cancel_reason="",
         renewed_ms=0,
         resolved=tuple(r._replace(actor="", reason="", time_ms=0) for r in tx.resolved),

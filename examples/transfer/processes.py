@@ -44,6 +44,15 @@ def free_address() -> str:
     raise ProcessFailed("no free port")
 
 
+def tail(log: Path, lines: int = 15) -> str:
+    """The end of a log, indented; empty if it cannot be read."""
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
+
+
 class Process:
     """One program that can be started again and again."""
 
@@ -131,11 +140,7 @@ class Process:
 
     def tail(self, lines: int = 15) -> str:
         """The end of its log."""
-        try:
-            text = self.log.read_text(errors="replace")
-        except OSError:
-            return ""
-        return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
+        return tail(self.log, lines)
 
     def _end(self, number: signal.Signals) -> int | None:
         if self._popen is None:

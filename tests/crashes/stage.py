@@ -20,12 +20,13 @@ import grpc
 
 from coordinator.model import Attention, State
 from examples.transfer.databases import Account, Databases, Stored, eventually
-from examples.transfer.processes import Process, Processes, free_address
+from examples.transfer.processes import Processes, free_address, tail
 from participant_sdk.fence import Status
 from tests.chaos.counted import Called, read
 from tests.crashes import launcher
 from tests.crashes.banks import BANKS, url_of
 from tests.crashes.broken import VARIABLE
+from tests.crashes.nursery import Child, Nursery
 from tests.crashes.scenario import Initiator, Scenario, Told
 from tests.postgres import PostgresServer
 
@@ -87,6 +88,8 @@ class Stage(Processes):
         self._b = self.coordinator(self._store, self._b_endpoint, settings, "b")
         command = [sys.executable, "-m", "tests.crashes.banks", "--folder", str(folder)]
         self._banks = self._add("banks", [*command, "--coordinator", self._b_endpoint], "banks: they serve")
+        self._nursery = Nursery()
+        self._log = folder / "a.log"
 
     def __enter__(self) -> Self:
         try:
@@ -97,11 +100,16 @@ class Stage(Processes):
             raise
         return self
 
+    def close(self) -> None:
+        """See Processes."""
+        self._nursery.close()
+        super().close()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            error.add_note(self.tails())
+            error.add_note(f"{self.tails()}\n--- end of {self._log}\n{tail(self._log)}")
         self.close()
         self._server.drop_database(self._store)
 
@@ -110,24 +118,24 @@ class Stage(Processes):
         key = uuid.uuid4().hex
         log = self.folder / f"{key}.points"
         endpoint = free_address()
-        a = self._coordinator_a(endpoint, log, point, broken)
+        a: Child | None = None
         earlier, before = self._all_calls(), self._databases.accounts()
         with ThreadPoolExecutor(1) as pool, Initiator(scenario, key) as initiator:
             try:
                 if scenario.forsaken_at:
                     self._forsake(scenario.forsaken_at, pool, initiator)
-                a.start()
+                a = self._coordinator_a(endpoint, log, point, broken)
                 asking = pool.submit(initiator.ask, endpoint)
                 died = self._ended(a, point, log, asking)
                 by_a = self._new_calls(earlier)  # before the row is read: what has left must be stored by then
                 at_death = next((each.state for each in self._of(key)), None)
             finally:
-                a.kill()
+                if a is not None:
+                    a.kill()
                 self._b.thaw()
             told = [*_told(asking), *self._asked_again(pool, initiator, key)]
         points = log.read_text().splitlines()
         log.unlink()
-        self._all.remove(a)
         stored = self._of(key)
         xid = stored[0].xid if stored else ""
         return Seen(
@@ -140,7 +148,6 @@ class Stage(Processes):
         """Have another coordinator begin it and die, and B stand still, so that it is A who takes it over."""
         endpoint, log = free_address(), self.folder / "forsaken.points"
         first = self._coordinator_a(endpoint, log, point, "")
-        first.start()
         self._b.freeze()
         asking = pool.submit(initiator.ask, endpoint)
         try:
@@ -149,12 +156,11 @@ class Stage(Processes):
             first.kill()
         _told(asking)
         log.unlink()
-        self._all.remove(first)
 
-    def _coordinator_a(self, endpoint: str, log: Path, point: str, broken: str) -> Process:
-        command = [sys.executable, "-m", "tests.crashes.launcher", "serve", "--listen", endpoint]
+    def _coordinator_a(self, endpoint: str, log: Path, point: str, broken: str) -> Child:
+        arguments = ["--listen", endpoint]
         for flag, value in self._settings.items():
-            command += [f"--{flag.replace('_', '-')}", str(value)]
+            arguments += [f"--{flag.replace('_', '-')}", str(value)]
         environment = {
             "TRICORD_STORE": self._store,
             launcher.LOG: str(log),
@@ -162,9 +168,9 @@ class Stage(Processes):
             launcher.AT: point,
             VARIABLE: broken,
         }
-        return self._add("a", command, "tricord: listening on ", environment)
+        return self._nursery.coordinator(arguments, environment, self._log)
 
-    def _ended(self, a: Process, point: str, log: Path, asking: Future[Told]) -> bool:
+    def _ended(self, a: Child, point: str, log: Path, asking: Future[Told]) -> bool:
         """Wait until A has died, or finished its transaction and lives all the same; whether it died."""
 
         def finished() -> bool:

@@ -31,7 +31,7 @@ TYPED = $(wildcard coordinator participant_sdk tests examples benchmarks tools)
 # Where Debian puts mariadbd, which is not on everybody's PATH.
 SBIN := /usr/sbin:/usr/local/sbin
 
-.PHONY: help servers setup demo test lint format protos bench chaos races model simulate crashes planted mutants lock clean need-python
+.PHONY: help servers setup demo test lint format protos bench chaos races model simulate points crashes planted mutants lock clean need-python
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -88,7 +88,7 @@ demo: $(STAMP) ## Transfers between two banks, with crashes (DEMO_DIR= keeps the
 	$(BIN)/python -m examples.transfer.demo $(ARGS)
 
 test: $(STAMP) ## Run all tests (ARGS= for pytest)
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: $(STAMP) ## Check format, style, types and the contract
 	$(BIN)/ruff format --check
@@ -129,7 +129,10 @@ simulate: SEEDS = 10000
 simulate: $(STAMP) ## Coordinators and participants in a simulated world of faults, SEEDS=10000 (ARGS="--state FILE" to stop and resume)
 	$(BIN)/python -m tests.simulator --seeds $(SEEDS) $(ARGS)
 
-crashes: $(STAMP) ## Kill a coordinator at every point of a transaction, one after another (ARGS=--small for some scenarios)
+points: $(STAMP) ## Kill simulated coordinators and participants at every point of a transaction, singly and in pairs
+	$(BIN)/python -m tests.points $(ARGS)
+
+crashes: $(STAMP) ## Kill a real coordinator at every point of a transaction, one after another (ARGS=--small for some scenarios)
 	$(BIN)/python -m tests.crashes $(ARGS)
 
 planted: $(STAMP) ## Plant bugs of the field, each alone; simulator and suites must notice (ARGS="TEXT" for some)

@@ -1,8 +1,11 @@
 """Fixtures for all tests. Under pytest-xdist each worker has a PostgreSQL and a MariaDB server of its own."""
 
+import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import pytest
@@ -15,7 +18,28 @@ from tests.servers import LocalServer, ServerUnavailable
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 DATABASE_FIXTURES = {"postgres_server", "pg_database", "own_server", "mariadb_server", "mariadb_database"}
 
+MEMORY = "/dev/shm"
+MEMORY_BYTES_MIN = 4 * 1024**3
+"""More than the servers of some workers write."""
+
 Server = TypeVar("Server", bound=LocalServer)
+
+
+def pytest_configure() -> None:
+    """Temporary files go to memory, where nobody waits for a disk, if it has room and TMPDIR names no other place."""
+    if "TMPDIR" in os.environ:
+        return
+    with suppress(OSError):
+        lacks = os.statvfs(MEMORY).f_flag & (os.ST_NOEXEC | os.ST_RDONLY)
+        if not lacks and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN:
+            os.environ["TMPDIR"] = MEMORY
+            tempfile.tempdir = None  # it is looked for again
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests stay until the end: no collection of garbage need look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

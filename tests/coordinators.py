@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from tests import forks
 from tests.postgres import free_port
 from tricord.v1 import (
     coordinator_pb2 as pb,
@@ -47,12 +47,8 @@ def tricord(
     *arguments: str | bytes, env: dict[str, str] | None = None, cwd: Path | None = None, merged: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end; ``merged``: what it says on standard error is in its output, as on a screen."""
-    command = [sys.executable, "-m", "coordinator", *arguments]
-    return subprocess.run(
-        command, env={**environment(), **(env or {})}, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if merged else subprocess.PIPE, text=True, errors="replace", timeout=START_S,
-        check=False,
-    )  # fmt: skip
+    variables = {**environment(), **(env or {})}
+    return forks.run(["coordinator", *arguments], env=variables, cwd=cwd, merged=merged, timeout_s=START_S)
 
 
 class CoordinatorProcess:
@@ -62,11 +58,11 @@ class CoordinatorProcess:
         self.listen = listen or f"127.0.0.1:{free_port()}"
         self.endpoint = f"127.0.0.1:{self.listen.rpartition(':')[2]}"
         settings = {"log_format": "json", "store": store, "listen": self.listen, **settings}
-        self._command = [sys.executable, "-m", "coordinator", "serve"]
+        self._command = ["coordinator", "serve"]
         for name, value in settings.items():
             flag = f"--{name.replace('_', '-')}"
             self._command += [flag] if value is True else [flag, str(value)]
-        self._process: subprocess.Popen[str] | None = None
+        self._process: forks.Running | None = None
         self._lines: list[str] = []
         self._reader: threading.Thread | None = None
         self._channels: list[grpc.Channel] = []
@@ -82,10 +78,9 @@ class CoordinatorProcess:
 
     def start(self) -> None:
         """Returns when it serves."""
-        process = self._process = subprocess.Popen(
-            self._command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        process = self._process = forks.start(
+            self._command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         self._reader = threading.Thread(target=self._read_log)
         self._reader.start()
         assert process.stdout is not None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from examples.transfer.databases import BANKS, Account, Databases, eventually, sqlite_databases
-from examples.transfer.processes import Process, Processes, free_address
+from examples.transfer.processes import ROOT, Process, Processes, free_address
+from tests import forks
 from tests.postgres import PostgresServer
 
 # A killed coordinator's work is free again after this lease, a call that got lost is repeated after this time-out.
@@ -32,6 +35,21 @@ def fresh_databases(folder: Path, server: PostgresServer | None = None) -> Itera
         yield Databases(store, dict(zip(BANKS, addresses, strict=True)))
 
 
+class ForkedProcesses(Processes):
+    """They start fast: those that Python runs as modules are forked off."""
+
+    def popen(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        """Start a command."""
+        python, option, *arguments = command
+        if (python, option) != (sys.executable, "-m"):
+            return super().popen(command, environment)
+        started = forks.start(
+            arguments, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        return cast("subprocess.Popen[str]", started)  # all that is used of one
+
+
 class Cast:
     """Who plays: coordinators on one store and the banks. Leaving the ``with`` block ends all of them."""
 
@@ -43,13 +61,16 @@ class Cast:
         coordinators: int = 1,
         gate: str = "",
         settings: Mapping[str, int] = SHORT,
+        program: Callable[[Path, str], Sequence[str]] = lambda folder, name: ("coordinator",),
     ) -> None:
+        """``program``: a coordinator's module and first arguments, by folder and name."""
         self.databases = databases
-        self.processes = Processes(folder)
+        self.processes = ForkedProcesses(folder)
         self.endpoints = [free_address() for _ in range(coordinators)]
+        names = [f"coordinator-{number}" for number in range(1, coordinators + 1)]
         self.coordinators = [
-            self.processes.coordinator(databases.store, endpoint, settings, f"coordinator-{number}")
-            for number, endpoint in enumerate(self.endpoints, 1)
+            self.processes.coordinator(databases.store, endpoint, settings, name, program(folder, name))
+            for endpoint, name in zip(self.endpoints, names, strict=True)
         ]
         self.banks: dict[str, Process] = {
             bank: self.processes.bank(bank, free_address(), url, self.endpoints[0], OPENING[bank], gate)

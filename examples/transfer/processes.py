@@ -44,15 +44,6 @@ def free_address() -> str:
     raise ProcessFailed("no free port")
 
 
-def tail(log: Path, lines: int = 15) -> str:
-    """The end of a log, indented; empty if it cannot be read."""
-    try:
-        text = log.read_text(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
-
-
 class Process:
     """One program that can be started again and again."""
 
@@ -89,17 +80,7 @@ class Process:
         """Start it; ``wait_ready`` must follow."""
         assert self.pid is None
         self._collect()
-        self._popen = subprocess.Popen(
-            self._command,
-            cwd=ROOT,
-            env={**_environment(), **self._environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C is for us alone: we end them, in order
-        )
+        self._popen = self._group.popen(self._command, {**_environment(), **self._environment})
         self._group.watch()
         assert self._popen.stdout is not None
         self._is_ready = threading.Event()
@@ -140,7 +121,11 @@ class Process:
 
     def tail(self, lines: int = 15) -> str:
         """The end of its log."""
-        return tail(self.log, lines)
+        try:
+            text = self.log.read_text(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
 
     def _end(self, number: signal.Signals) -> int | None:
         if self._popen is None:
@@ -184,9 +169,16 @@ class Processes:
             ["/bin/sh", "-c", _WATCHDOG], stdin=subprocess.PIPE, text=True, start_new_session=True
         )
 
-    def coordinator(self, store: str, listen: str, settings: Mapping[str, int], name: str = "coordinator") -> Process:
-        """A coordinator; ``settings`` are its flags, such as ``{"lease_ms": 3000}``."""
-        command = [sys.executable, "-m", "coordinator", "serve", "--listen", listen]
+    def coordinator(
+        self,
+        store: str,
+        listen: str,
+        settings: Mapping[str, int],
+        name: str = "coordinator",
+        program: Sequence[str] = ("coordinator",),
+    ) -> Process:
+        """A coordinator; ``settings`` are its flags, such as ``{"lease_ms": 3000}``, ``program`` is its module."""
+        command = [sys.executable, "-m", *program, "serve", "--listen", listen]
         for flag, value in settings.items():
             command += [f"--{flag.replace('_', '-')}", str(value)]
         return self._add(name, command, "tricord: listening on ", {"TRICORD_STORE": store})
@@ -207,6 +199,20 @@ class Processes:
         process = Process(name, command, ready, environment or {}, self.folder / f"{name}.log", self)
         self._all.append(process)
         return process
+
+    def popen(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        """Start a command; all that it prints comes through its standard output."""
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for us alone: we end them, in order
+        )
 
     def watch(self) -> None:
         """Tell the watchdog which processes run now."""

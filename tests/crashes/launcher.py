@@ -1,6 +1,7 @@
 """A coordinator that writes down its crash points, and dies at one of them.
 
-    TRICORD_CRASH_LOG=FILE TRICORD_CRASH_CALLS=FOLDER [TRICORD_CRASH_AT='before save CONFIRMING'] and serve()
+    TRICORD_CRASH_LOG=FILE TRICORD_CRASH_CALLS=FOLDER [TRICORD_CRASH_AT='before save CONFIRMING'] \\
+        python -m tests.crashes.launcher serve …the coordinator's own options…
 
 It is the product, wrapped from outside where it touches the world:
 
@@ -21,7 +22,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -141,11 +142,10 @@ class Written:
             self._points.reach(f"after send {Phase(call.phase).name} {call.branch_id}", called)
 
 
-def serve(arguments: Sequence[str]) -> None:
-    """Be that coordinator, with the product's own arguments; $TRICORD_CRASH_LOG and the others are set."""
+if __name__ == "__main__":
     # Taken out of the environment: the coordinator would ask what settings these are.
     reached = Points(Path(os.environ.pop(LOG)), Path(os.environ.pop(CALLS)), os.environ.pop(AT, ""))
     broken.break_as_named(reached.come)
     wrap_store(reached)
     wrap_calls(reached)
-    main(["serve", *arguments])
+    main()

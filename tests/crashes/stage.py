@@ -20,15 +20,15 @@ import grpc
 
 from coordinator.model import Attention, State
 from examples.transfer.databases import Account, Databases, Stored, eventually
-from examples.transfer.processes import Processes, free_address, tail
+from examples.transfer.processes import Process, free_address
 from participant_sdk.fence import Status
 from tests.chaos.counted import Called, read
 from tests.crashes import launcher
 from tests.crashes.banks import BANKS, url_of
 from tests.crashes.broken import VARIABLE
-from tests.crashes.nursery import Child, Nursery
 from tests.crashes.scenario import Initiator, Scenario, Told
 from tests.postgres import PostgresServer
+from tests.processes import ForkedProcesses
 
 SETTINGS: Mapping[str, int] = {"call_timeout_ms": 700, "lease_ms": 1_000, "backoff_cap_ms": 200}
 ENDS_S = 60.0
@@ -75,7 +75,7 @@ class Seen(NamedTuple):
         return all(stored.state.finished for stored in self.stored)
 
 
-class Stage(Processes):
+class Stage(ForkedProcesses):
     """The processes of one stage. Leaving the ``with`` block ends them, and drops the database."""
 
     def __init__(self, folder: Path, server: PostgresServer, settings: Mapping[str, int] = SETTINGS) -> None:
@@ -88,8 +88,6 @@ class Stage(Processes):
         self._b = self.coordinator(self._store, self._b_endpoint, settings, "b")
         command = [sys.executable, "-m", "tests.crashes.banks", "--folder", str(folder)]
         self._banks = self._add("banks", [*command, "--coordinator", self._b_endpoint], "banks: they serve")
-        self._nursery = Nursery()
-        self._log = folder / "a.log"
 
     def __enter__(self) -> Self:
         try:
@@ -100,16 +98,11 @@ class Stage(Processes):
             raise
         return self
 
-    def close(self) -> None:
-        """See Processes."""
-        self._nursery.close()
-        super().close()
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            error.add_note(f"{self.tails()}\n--- end of {self._log}\n{tail(self._log)}")
+            error.add_note(self.tails())
         self.close()
         self._server.drop_database(self._store)
 
@@ -118,24 +111,24 @@ class Stage(Processes):
         key = uuid.uuid4().hex
         log = self.folder / f"{key}.points"
         endpoint = free_address()
-        a: Child | None = None
+        a = self._coordinator_a(endpoint, log, point, broken)
         earlier, before = self._all_calls(), self._databases.accounts()
         with ThreadPoolExecutor(1) as pool, Initiator(scenario, key) as initiator:
             try:
                 if scenario.forsaken_at:
                     self._forsake(scenario.forsaken_at, pool, initiator)
-                a = self._coordinator_a(endpoint, log, point, broken)
+                a.start()
                 asking = pool.submit(initiator.ask, endpoint)
                 died = self._ended(a, point, log, asking)
                 by_a = self._new_calls(earlier)  # before the row is read: what has left must be stored by then
                 at_death = next((each.state for each in self._of(key)), None)
             finally:
-                if a is not None:
-                    a.kill()
+                a.kill()
                 self._b.thaw()
             told = [*_told(asking), *self._asked_again(pool, initiator, key)]
         points = log.read_text().splitlines()
         log.unlink()
+        self._all.remove(a)
         stored = self._of(key)
         xid = stored[0].xid if stored else ""
         return Seen(
@@ -148,6 +141,7 @@ class Stage(Processes):
         """Have another coordinator begin it and die, and B stand still, so that it is A who takes it over."""
         endpoint, log = free_address(), self.folder / "forsaken.points"
         first = self._coordinator_a(endpoint, log, point, "")
+        first.start()
         self._b.freeze()
         asking = pool.submit(initiator.ask, endpoint)
         try:
@@ -156,11 +150,12 @@ class Stage(Processes):
             first.kill()
         _told(asking)
         log.unlink()
+        self._all.remove(first)
 
-    def _coordinator_a(self, endpoint: str, log: Path, point: str, broken: str) -> Child:
-        arguments = ["--listen", endpoint]
+    def _coordinator_a(self, endpoint: str, log: Path, point: str, broken: str) -> Process:
+        command = [sys.executable, "-m", "tests.crashes.launcher", "serve", "--listen", endpoint]
         for flag, value in self._settings.items():
-            arguments += [f"--{flag.replace('_', '-')}", str(value)]
+            command += [f"--{flag.replace('_', '-')}", str(value)]
         environment = {
             "TRICORD_STORE": self._store,
             launcher.LOG: str(log),
@@ -168,9 +163,9 @@ class Stage(Processes):
             launcher.AT: point,
             VARIABLE: broken,
         }
-        return self._nursery.coordinator(arguments, environment, self._log)
+        return self._add("a", command, "tricord: listening on ", environment)
 
-    def _ended(self, a: Child, point: str, log: Path, asking: Future[Told]) -> bool:
+    def _ended(self, a: Process, point: str, log: Path, asking: Future[Told]) -> bool:
         """Wait until A has died, or finished its transaction and lives all the same; whether it died."""
 
         def finished() -> bool:

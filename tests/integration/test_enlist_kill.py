@@ -13,10 +13,10 @@ import grpc
 import pytest
 
 from examples.transfer.databases import Account, Databases, eventually
-from examples.transfer.processes import Process, Processes, free_address
+from examples.transfer.processes import Process, free_address
 from participant_sdk.fence import Status
 from tests.coordinators import CALL_S, CoordinatorProcess, branch, refused, states
-from tests.processes import OPENING, fresh_databases, opening_accounts
+from tests.processes import OPENING, ForkedProcesses, fresh_databases, opening_accounts
 from tricord.v1 import coordinator_pb2 as pb
 from tricord.v1 import types_pb2
 
@@ -28,7 +28,7 @@ from .scene import QUICK, finished
 CENTS = 1_000
 
 
-class Banks(Processes):
+class Banks(ForkedProcesses):
     """bank-a, which is called directly, and bank-b."""
 
     def __init__(self, folder: Path, databases: Databases, coordinator: str, relay: str) -> None:

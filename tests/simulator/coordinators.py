@@ -10,17 +10,21 @@ from coordinator.engine import Engine, FormatNotReady, KeyReused, UnknownXid
 from coordinator.journal import Overloaded
 from coordinator.model import Policy
 from coordinator.orders import Denied
+from coordinator.participants import Participants
 from coordinator.store.rows import RowRejected, StoreError
 
+from .deliveries import CallWatch, SimDelivery
 from .loop import SimLoop, World
-from .network import CallWatch, Network, SimDelivery
-from .ports import Participant
+from .network import Network
+from .ports import Instance
 from .store import SimStore, StoreRates
 from .store_rows import Database
 
 FINAL = (KeyReused, Denied)
 """Errors that are an answer; after all others it is not known what has happened, or nothing has."""
 SERVED = (*FINAL, FormatNotReady, Overloaded, RowRejected, StoreError, UnknownXid)
+
+START_AGAIN_S = 0.1
 
 Work = Callable[[Engine], Awaitable[Any]]
 
@@ -31,7 +35,8 @@ class Town(NamedTuple):
     world: World
     network: Network
     database: Database
-    participants: Mapping[str, Participant]
+    instances: Mapping[str, Instance]
+    """By address."""
     policy: Policy
     store_rates: Callable[[], StoreRates]
     """Those that hold now: faults come to an end."""
@@ -58,15 +63,29 @@ class CoordinatorNode:
         """Start its process."""
         town = self.town
         self.loop = SimLoop(town.world, self.name)
+        self.engine = None
         self.loop.arrive(self._begin, self.loop)
 
     def _begin(self, loop: SimLoop) -> None:
         town = self.town
-        store = SimStore(town.database, loop, town.store_rates, self.program)
-        delivery = SimDelivery(town.network, loop, town.participants, town.watch)
-        self.engine = Engine(store, delivery, town.policy)  # type: ignore[arg-type]
-        loop.create_task(self.engine.start())
         town.world.note(self.name, f"starts (row format {self.program})")
+        store = SimStore(town.database, loop, town.store_rates, self.program)
+        loop.create_task(self._open(loop, store))
+
+    async def _open(self, loop: SimLoop, store: SimStore) -> None:
+        """As the product: it serves when it has the list of participants; somebody starts it again until then."""
+        town = self.town
+        participants = Participants(store)  # type: ignore[arg-type]
+        while True:
+            try:
+                await participants.refresh()
+                break
+            except StoreError:
+                await asyncio.sleep(START_AGAIN_S)
+        pause_ms_max = town.policy.backoff_cap_ms
+        delivery = SimDelivery(town.network, loop, town.instances, town.watch, participants, pause_ms_max)
+        self.engine = Engine(store, delivery, town.policy)  # type: ignore[arg-type]
+        await self.engine.start()
 
     def crash(self) -> None:
         """End its process as a power cut does."""

@@ -7,6 +7,7 @@ import random
 from coordinator.model import Policy
 from participant_sdk.fence import Phase
 
+from .drawing_more import more
 from .handlers import CHARGE, MOVE, Behaviour, Way
 from .network import NetworkRates
 from .plan import SECOND, BranchPlan, Cut, Jump, OperatorPlan, ParticipantPlan, Plan, Stop, TransactionPlan
@@ -16,7 +17,7 @@ from .transactions import Flavour
 
 def plan_of(seed: int) -> Plan:
     """The plan of a seed."""
-    return _Drawing(seed).plan()
+    return more(_Drawing(seed).plan())
 
 
 class _Drawing:

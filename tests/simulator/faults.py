@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .coordinators import CoordinatorNode
+from .instances import SimInstance
 from .network import NetworkRates
 from .plan import Cut, Jump, Stop
-from .ports import Participant
 from .store import StoreRates
 from .town import SimParticipant
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 UPGRADE_STEP_US = 300_000
 GRACE_S = 0.5
+START_US = 20_000
 
 
 class Faults:
@@ -42,7 +43,16 @@ class Faults:
         if plan.dead is not None:
             self._dead = f"p{plan.dead + 1}"
             world.counts["participants gone for long"] += 1
-            simulation.participants[self._dead].loop.crash()
+            for instance in simulation.participants[self._dead].instances:
+                instance.loop.crash()
+        for participant in simulation.participants.values():
+            if participant.plan.rolls_at_us:
+                world.at(participant.plan.rolls_at_us, self._roll, participant, 0)
+        if plan.restore is not None:
+            if plan.restore.to_us is None:
+                simulation.database.before_confirming = self._back_up
+            else:
+                world.at(plan.restore.to_us, self._back_up)
         if plan.upgrade_us is not None:
             world.at(plan.upgrade_us, self._upgrade)
         self._restart: dict[str, int] = {}
@@ -57,27 +67,33 @@ class Faults:
         simulation.store_rates = StoreRates()
         simulation.database.down = False
         for participant in simulation.participants.values():
-            participant.heal()
-            self._home(participant)
-        if simulation.plan.upgrade_us is None and min(simulation.plan.programs) < 3:
+            participant.service.heal()
+        for instance in simulation.instances.values():
+            self._home(instance)
+        old = any(coordinator.program < 3 for coordinator in simulation.coordinators)
+        if (simulation.plan.upgrade_us is None and old) or (simulation.database.format < 3 and not old):
             self._upgrade()
         for node in self._nodes().values():
-            if node.name != self._dead:
+            if not self._is_dead(node):
                 node.loop.crash_in = None
                 self._start(node.name)
 
     def bring_back(self, name: str) -> None:
         """The participant that was gone is there again."""
         self._dead = ""
-        self._start(name)
+        for instance in self._s.participants[name].instances:
+            self._start(instance.name)
 
-    def _nodes(self) -> dict[str, CoordinatorNode | Participant]:
-        nodes: dict[str, CoordinatorNode | Participant] = {c.name: c for c in self._s.coordinators}
-        return nodes | self._s.participants
+    def _nodes(self) -> dict[str, CoordinatorNode | SimInstance]:
+        nodes: dict[str, CoordinatorNode | SimInstance] = {c.name: c for c in self._s.coordinators}
+        return nodes | self._s.instances
+
+    def _is_dead(self, node: CoordinatorNode | SimInstance) -> bool:
+        return isinstance(node, SimInstance) and node.participant == self._dead
 
     def _start(self, name: str) -> None:
         node = self._nodes()[name]
-        if not node.loop.alive and name != self._dead:
+        if not node.loop.alive and not self._is_dead(node):
             self._world.note(name, "is started again")
             node.start()
 
@@ -91,6 +107,7 @@ class Faults:
 
         def crashed() -> None:
             world.counts["crashes of coordinators" if crash.who[0] == "c" else "crashes of participants"] += 1
+            world.counts["crashes of one instance of two"] += self._has_another(node)
             world.note(crash.who, "crashes")
             world.at(crash.for_us, self._start, crash.who)
 
@@ -115,23 +132,48 @@ class Faults:
         node.loop.on_crash = on_crash
         node.loop.crash_in = crash.callbacks
 
+    def _has_another(self, node: CoordinatorNode | SimInstance) -> bool:
+        if isinstance(node, CoordinatorNode):
+            return False
+        return any(each is not node and each.loop.alive for each in self._s.participants[node.participant].instances)
+
     def _stray(self, stray: Stop) -> None:
-        participant = self._s.participants.get(stray.who)
-        if participant is None or self._over or stray.who == self._dead:
+        instance = self._s.instances.get(stray.who)
+        if instance is None or self._over or self._is_dead(instance):
             return
         self._world.counts["participants on the wrong database"] += 1
-        participant.strays = True
+        instance.strays = True
         self._world.note(stray.who, "is restarted on the wrong database")
-        participant.loop.crash()
+        instance.loop.crash()
         self._start(stray.who)
-        self._world.at(stray.for_us, self._home, participant)
+        self._world.at(stray.for_us, self._home, instance)
 
-    def _home(self, participant: SimParticipant) -> None:
-        if participant.strays:
-            participant.strays = False
-            self._world.note(participant.name, "is restarted on its own database")
-            participant.loop.crash()
-            self._start(participant.name)
+    def _home(self, instance: SimInstance) -> None:
+        if instance.strays:
+            instance.strays = False
+            self._world.note(instance.name, "is restarted on its own database")
+            instance.loop.crash()
+            self._start(instance.name)
+
+    def _roll(self, participant: SimParticipant, number: int) -> None:
+        """The instances are replaced, one after another: each is told to stop, and another is started in its place."""
+        if number == len(participant.instances):
+            self._world.counts["participants rolled"] += 1
+            return
+        instance = participant.instances[number]
+        loop = instance.loop
+        if self._over or not loop.alive or instance.strays:
+            return
+        self._world.note(instance.name, "is told to stop")
+        before = loop.on_crash
+
+        def on_crash() -> None:
+            before()
+            self._world.at(START_US, self._start, instance.name)
+            self._world.at(2 * START_US, self._roll, participant, number + 1)
+
+        loop.on_crash = on_crash
+        loop.arrive(lambda: self._world.graveyard.append(loop.create_task(instance.stop())))
 
     def _pause(self, pause: Stop) -> None:
         node = self._nodes().get(pause.who)
@@ -175,6 +217,26 @@ class Faults:
             self._world.note("store", f"is away for {for_us // 1000} ms")
             self._s.database.down = True
             self._world.at(for_us, setattr, self._s.database, "down", False)
+
+    def _back_up(self) -> None:
+        restore = self._s.plan.restore
+        assert restore is not None
+        self._s.database.before_confirming = None
+        self._s.database.keep()
+        self._world.at(restore.after_us, self._restore_store)
+
+    def _restore_store(self) -> None:
+        """All coordinators are stopped for it, and started again."""
+        if self._over:
+            return
+        database, world = self._s.database, self._world
+        world.counts["stores restored"] += 1
+        world.note("store", "is restored to an earlier time")
+        for node in self._s.coordinators:
+            node.loop.crash()
+            world.at(world.random.randint(1, 10) * START_US, self._start, node.name)
+        database.restore()
+        self._s.watch.restored(database.rows.values(), database.flagged)
 
     def _jump(self, jump: Jump) -> None:
         if not self._over:

@@ -1,8 +1,9 @@
 """The handlers of the simulated participants: they move money, and misbehave as their branch's ``Behaviour`` says.
 
 A branch's payload is "account amount": a negative amount is taken from the account, and reserved (``held``) by Try;
-a positive one is promised to it (``due``). Each handler counts its effect in a row of its own, in the same local
-transaction, and looks at nothing that would keep a second Confirm from doing it again: only the fence does.
+a positive one is promised to it (``due``). "account amount participant action account amount ...": its Try calls that
+participant directly, with what follows as the payload. Each handler counts its effect in a row of its own, in the same
+local transaction, and looks at nothing that would keep a second Confirm from doing it again: only the fence does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum, unique
 from functools import partial
@@ -45,7 +46,7 @@ class Way(Enum):
     REFUSES = "its Try refuses"
     REFUSES_LATE = "its Try refuses after it had its effect, which is rolled back"
     FAILS = "the handler of ``phase`` fails its first ``times`` runs; it had its effect, which is rolled back"
-    SWALLOWS = "the database's errors in Try are swallowed"
+    SWALLOWS = "the database's errors in Try are swallowed, and those of the call that it makes"
     REFUSES_ERRORS = "the database's errors in Try are made a refusal of"
 
 
@@ -95,6 +96,10 @@ class Provider:
         self.authorised.pop(key, None)
 
 
+async def _nobody_below(_call: Call[bytes]) -> None:
+    """Calls nobody."""
+
+
 @dataclass(slots=True)
 class Business:
     """What the handlers of one participant know besides their database; survives its processes."""
@@ -106,19 +111,28 @@ class Business:
     """How often a provider's answer is lost."""
     runs: Counter[Key] = field(default_factory=Counter)
     """Of each handler: (xid, branch_id, phase)."""
+    call_below: Callable[[Call[bytes]], Awaitable[None]] = _nobody_below
+    """Makes the direct call that a payload asks for, from the running process. Raises Refused, BusinessError."""
     heals: bool = False
     """Nothing fails any more."""
 
 
-def payload_of(account: str, amount: int) -> bytes:
-    """The payload of a branch."""
-    return f"{account} {amount}".encode()
+def payload_of(account: str, amount: int, below: tuple[str, str, bytes] | None = None) -> bytes:
+    """The payload of a branch. ``below``: the participant, action and payload of the call that its Try makes."""
+    own = f"{account} {amount}".encode()
+    return own if below is None else b" ".join((own, below[0].encode(), below[1].encode(), below[2]))
 
 
 def read_payload(payload: bytes) -> tuple[str, int]:
     """Account and amount."""
-    name, amount = payload.decode().split()
+    name, amount = payload.decode().split(" ", 2)[:2]
     return name, int(amount)
+
+
+def read_below(payload: bytes) -> tuple[str, str, bytes] | None:
+    """The call that its Try makes."""
+    words = payload.split(b" ", 4)
+    return None if len(words) < 5 else (words[2].decode(), words[3].decode(), words[4])
 
 
 def effect_key(xid: str, branch_id: int, phase: Phase) -> Key:
@@ -130,6 +144,7 @@ def actions_of(business: Business, lease_ms: int) -> Actions:
     """The actions of a participant, complete and checked as the SDK checks any. ``lease_ms``: of CHARGE's intents."""
 
     async def move(call: Call[bytes], db: AsyncConnection) -> bytes:
+        await _below(business, call)
         return await _try_move(business, call, cast(SimConnection, db))
 
     async def confirm_move(call: Call[bytes], db: AsyncConnection) -> None:
@@ -139,6 +154,7 @@ def actions_of(business: Business, lease_ms: int) -> Actions:
         await _phase2(business, Phase.CANCEL, call, cast(SimConnection, db))
 
     async def charge(call: Call[bytes], db: AsyncConnection) -> bytes:
+        await _below(business, call)
         return await _try_charge(business, call)
 
     async def confirm_charge(call: Call[bytes], db: AsyncConnection) -> None:
@@ -156,6 +172,14 @@ def actions_of(business: Business, lease_ms: int) -> Actions:
     charging.confirm(confirm_charge)
     charging.cancel(cancel_charge)
     return complete_actions("simulated", {MOVE: moving, CHARGE: charging})
+
+
+async def _below(business: Business, call: Call[bytes]) -> None:
+    try:
+        await business.call_below(call)
+    except (Refused, BusinessError):
+        if business.behaviour_of(call.xid, call.branch_id).way is not Way.SWALLOWS:
+            raise
 
 
 async def _try_move(business: Business, call: Call[bytes], db: SimConnection) -> bytes:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from coordinator.engine import Engine, KeyReused, Until
+from coordinator.engine import Engine, KeyReused, UnknownXid, Until
 from coordinator.model import BranchSpec, BranchStatus, Joined, Payload, State, Transaction
 from coordinator.orders import AddBranch, Cancel, Confirm, Denied, Order, Renew
 from participant_sdk.client_enlisting import Enlisted
@@ -15,25 +14,19 @@ from participant_sdk.enlist_errors import NotEnlisted
 from participant_sdk.errors import Refused
 from participant_sdk.payload import BYTES
 
+from .calls_out import TIMES_MAX, CallsOut
 from .coordinators import SERVED, Client, CoordinatorNode, Unanswered
-from .handlers import payload_of
+from .handlers import Behaviour, payload_of
 from .invariants import Watch
 from .loop import World
-from .plan import TransactionPlan
-from .town import SimParticipant
+from .plan import BranchPlan, TransactionPlan
 
-DIRECT_MAX = 3
 TRIES_MAX = 200
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
 
 
-def _settle(answered: asyncio.Future[Any], end: Any) -> None:
-    if not answered.done():
-        answered.set_result(end)
-
-
-def _arrive(target: SimParticipant, call: Callable[[], None]) -> None:
-    target.loop.arrive(call)  # that of its process at this moment
+class Gone(Exception):
+    """Its transaction is not on record any more."""
 
 
 class GaveUp(Exception):
@@ -47,10 +40,25 @@ def key_of(plan: TransactionPlan) -> bytes:
 
 def specs_of(plan: TransactionPlan) -> tuple[BranchSpec, ...]:
     """What it asks for."""
-    return tuple(
-        BranchSpec(f"p{b.participant + 1}", b.action, Payload(payload_of(b.account, b.amount), BYTES))
-        for _, b in plan.branches
-    )
+    return tuple(_spec_of(branch) for _, branch in plan.branches)
+
+
+def behaviours_of(plan: TransactionPlan) -> dict[BranchSpec, Behaviour]:
+    """How its branches behave, those below them too."""
+    behaviours = {}
+    for _, branch in plan.branches:
+        each: BranchPlan | None = branch
+        while each is not None:
+            behaviours[_spec_of(each)] = each.behaviour
+            each = each.below
+    return behaviours
+
+
+def _spec_of(branch: BranchPlan) -> BranchSpec:
+    below = None if branch.below is None else _spec_of(branch.below)
+    calls = None if below is None else (below.participant, below.action, below.payload.data)
+    payload = payload_of(branch.account, branch.amount, calls)
+    return BranchSpec(f"p{branch.participant + 1}", branch.action, Payload(payload, BYTES))
 
 
 class Initiator:
@@ -63,10 +71,10 @@ class Initiator:
         watch: Watch,
         plan: TransactionPlan,
         name: str,
-        participants: Mapping[str, SimParticipant],
+        calls_out: CallsOut,
     ) -> None:
         self._world = world
-        self._participants = participants
+        self._calls_out = calls_out
         self._client = client
         self._watch = watch
         self._plan = plan
@@ -87,6 +95,10 @@ class Initiator:
             self.ended = True
             self._world.counts["keys refused to the later request"] += 1
             self._watch.refused(self._key, error.xid, specs_of(self._plan))
+            return
+        except Gone:
+            self.ended = True
+            self._world.counts["initiators whose transaction is gone"] += 1
             return
         self.ended = True
         self._world.note(self.name, f"is told {self.answer.state.name}")
@@ -139,11 +151,12 @@ class Initiator:
             ids = await asyncio.gather(*(self._join(xid, n, branch) for n, branch in branches))
         else:
             ids = [await self._join(xid, n, branch) for n, branch in branches]
-        seen = [branch_id for branch_id in ids if branch_id]
+        tried = [branch_ids for branch_ids in ids if branch_ids]
         if plan.forgets:
-            seen = seen[1:]
+            tried = tried[1:]
+        seen = {branch_id for branch_ids in tried for branch_id in branch_ids}
         swallows = plan.kind == "direct" and plan.forgets  # what failed, is done without
-        if seen and (swallows or len(seen) == len(ids)) and not plan.cancels:
+        if seen and (swallows or len(tried) == len(ids)) and not plan.cancels:
             self._watch.confirms.setdefault(self._key, set()).update(seen)
             ended = await self._order(xid, Confirm(frozenset(seen)))
             if ended is None and swallows:
@@ -164,38 +177,25 @@ class Initiator:
             self._watch.told(self._key, ended)
         return ended
 
-    async def _join(self, xid: bytes, n: int, branch: BranchSpec) -> int | None:
-        """Have a branch tried, by the coordinator or directly; its branch_id if it was seen tried."""
+    async def _join(self, xid: bytes, n: int, branch: BranchSpec) -> frozenset[int]:
+        """Have a branch tried, by the coordinator or directly; its branch_id and those below it, if it was tried."""
         if self._plan.kind == "direct" and n % 2 == 0:
             return await self._call(xid, n, branch)
         return await self._try(xid, n, branch)
 
-    async def _call(self, xid: bytes, n: int, branch: BranchSpec) -> int | None:
+    async def _call(self, xid: bytes, n: int, branch: BranchSpec) -> frozenset[int]:
         """Call a participant directly, a few times with the same branch key; then go on without it."""
-        network, loop, name = self._client.network, self._client.loop, self.name
-        target = self._participants[branch.participant]
-        for _ in range(DIRECT_MAX):
-            answered: asyncio.Future[Any] = loop.create_future()
-            settle = partial(_settle, answered)
-            seconds = self._plan.patience_s * 2
-
-            def reply(end: Any, settle: Callable[[Any], None] = settle) -> None:
-                network.send(target.name, name, "answer", lambda: loop.arrive(settle, end))
-
-            call = partial(target.call_directly, xid.hex(), f"b{n}", branch, seconds, reply)
-            self._world.note(name, f"calls {target.name} directly")
-            network.send(name, target.name, "direct call", partial(_arrive, target, call))
-            await asyncio.wait([answered], timeout=seconds)
-            end = answered.result() if answered.done() else None
+        for _ in range(TIMES_MAX):
+            end = await self._calls_out.call(xid.hex(), 0, f"b{n}", branch, self._plan.patience_s * 2)
             if isinstance(end, Enlisted):
                 self._world.counts["branches enlisted and tried"] += 1
-                return end.branch_id
+                return end.tried_branch_ids | {end.branch_id}
             if isinstance(end, Refused | NotEnlisted):
-                return None
+                return frozenset()
         self._world.counts["direct calls given up"] += 1
-        return None
+        return frozenset()
 
-    async def _try(self, xid: bytes, n: int, branch: BranchSpec) -> int | None:
+    async def _try(self, xid: bytes, n: int, branch: BranchSpec) -> frozenset[int]:
         """Add a branch, and ask again until its Try is answered; its branch_id if it was tried."""
         order = AddBranch(branch, Joined(f"b{n}"))
 
@@ -214,12 +214,12 @@ class Initiator:
                 tx, index = await self._ask(f"Try {n + 1}", work)
             except Denied as denied:
                 self._world.counts[f"denied {denied.reason}"] += 1
-                return None
+                return frozenset()
             self._watch.told(self._key, tx)
             if tx.steps[index].status is BranchStatus.TRIED and tx.state is State.TRYING:
-                return int(index) + 1
+                return frozenset((int(index) + 1,))
             if tx.state is not State.TRYING or tx.steps[index].status is BranchStatus.REFUSED:
-                return None
+                return frozenset()
 
     async def _order(self, xid: bytes, order: Order) -> Transaction | None:
         """Have an order carried out; None if it was denied."""
@@ -245,6 +245,8 @@ class Initiator:
             except (KeyReused, Denied):
                 raise
             except (*SERVED, Unanswered) as error:
+                if isinstance(error, UnknownXid) and self._watch.losses.lost:
+                    raise Gone from error
                 self._world.counts["initiators asked again"] += 1
                 self._world.note(self.name, f"asks again after {type(error).__name__}")
             if isinstance(target, CoordinatorNode):

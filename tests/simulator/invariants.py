@@ -7,20 +7,22 @@ every answer that is told; what it finds wrong is noted with its number, and end
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from coordinator.codec import transaction
 from coordinator.machine import TRANSITIONS
-from coordinator.model import BranchSpec, BranchStatus, Call, Phase, Spec, State, Transaction
+from coordinator.model import Attention, BranchSpec, BranchStatus, Call, Phase, Spec, State, Transaction
 from coordinator.store.rows import Row
 from participant_sdk.call import IncomingCall, Outcome
 from participant_sdk.call import Reply as ParticipantReply
 from participant_sdk.fence import SETTLES, Status
 from participant_sdk.fence import Phase as FencePhase
 
-from .handlers import CHARGE
+from .handlers import CHARGE, read_payload
 from .loop import SimLoop, World
+from .losses import Losses
 from .transactions import Account, Change, StoredRow
 
 INVARIANTS: dict[int, str] = {
@@ -37,8 +39,11 @@ INVARIANTS: dict[int, str] = {
     11: "Everything comes to its end when faults have stopped",
     12: "A participant that is gone delays only its own",
     13: "Nothing happens that the programs did not expect",
-    14: "An interactive transaction is confirmed only by its initiator, and with branches that this one has named",
+    14: "An interactive transaction is confirmed only by its initiator; any only with branches that this one has named"
+    " or begun with, and with those that their handlers have seen tried",
     15: "Nobody sends a call that another has out: whoever sends holds the lease (where the store is quick and exact)",
+    16: "A participant purges and resolves by a stored record alone, never because there is none",
+    17: "What a restored store has made end mixed is shown to a person",
 }
 
 STEPS_FORWARD: dict[BranchStatus, tuple[BranchStatus, ...]] = {
@@ -101,6 +106,10 @@ class Watch:
         self.exact = False
         """Whether leases can be held to: no clock jumps, no process stands still, the store answers quickly."""
         self._told: dict[bytes, tuple[bytes, str]] = {}
+        self.losses = Losses(world)
+        """Nothing is held against the coordinators of which a restored store has lost something."""
+        self._seen: dict[str, set[tuple[int, int]]] = {}
+        """By xid: which branch's handler has seen which other one tried."""
 
     def wrong(self, number: int, text: str) -> None:
         """Note a violation."""
@@ -161,11 +170,21 @@ class Watch:
         not_tried = [n for n, step in enumerate(tx.steps, 1) if step.status is not BranchStatus.TRIED]
         if not_tried:
             self.wrong(3, f"{xid} is to be confirmed, and its branches {not_tried} were not tried")
-        if tx.spec.interactive:
-            named = self.confirms.get(tx.spec.key, set())
-            missing = set(range(1, len(tx.steps) + 1)) - named
-            if missing:
-                self.wrong(14, f"{xid} is to be confirmed without its initiator having named {sorted(missing)}")
+        named = set(self.confirms.get(tx.spec.key, ()) if tx.spec.interactive else range(1, tx.begun + 1))
+        seen = self._seen.get(xid, set())
+        while below := {child for parent, child in seen if parent in named} - named:
+            named |= below
+        missing = set(range(1, len(tx.steps) + 1)) - named
+        if missing:
+            self.wrong(14, f"{xid} is to be confirmed, and whoever called {sorted(missing)} has not seen it tried")
+
+    def restored(self, rows: Iterable[Row], flagged: Sequence[bytes]) -> None:
+        """The store has gone back to an earlier time."""
+        before = self.stands
+        self.stands = {row.xid.hex(): transaction(row) for row in rows}
+        self.losses.restored(before, self.stands, {xid.hex() for xid in flagged})
+        lost = {tx.spec.key for tx in self.losses.lost.values()}
+        self._told = {key: told for key, told in self._told.items() if key not in lost}
 
     # --- calls ---------------------------------------------------------------------------------------------
 
@@ -211,6 +230,7 @@ class Watch:
 
     def committed(self, participant: str, changes: Sequence[Change]) -> None:
         """A participant's database has committed this, all at once."""
+        lost = any(change.key[0] in ("effect", "fence") and change.key[1] in self.losses for change in changes)
         for kind in ("effect", "fence", "account"):
             for change in changes:
                 if change.key[0] != kind:
@@ -222,6 +242,8 @@ class Watch:
                 elif kind == "fence":
                     _, xid, branch_id = change.key
                     self._fence(participant, str(xid), int(str(branch_id)), change.old, change.new)
+                elif lost:  # of the lost history it is not known what it should be
+                    self.accounts[participant, str(change.key[1])] = change.new
                 else:
                     self._account(participant, str(change.key[1]), change.new)
 
@@ -234,6 +256,9 @@ class Watch:
         self.effects[(*key, phase)] += 1
         what = f"{phase.name} of {xid}#{branch_id} at {participant}"
         tx = self.stands.get(xid)
+        if xid in self.losses:
+            self._lost_effect(key, phase, what)
+            return
         if tx is None or branch_id > len(tx.steps):
             self.wrong(1, f"{what} had an effect and is not in the store")
             return
@@ -254,10 +279,24 @@ class Watch:
         if not external:
             self._expect(participant, tx.spec.branches[branch_id - 1], phase)
 
+    def _lost_effect(self, key: tuple[str, str, int], phase: FencePhase, what: str) -> None:
+        """An effect of a branch of which the store has lost something: its fence has not."""
+        self._world.counts["effects of what a restore has lost"] += 1
+        tx = self.losses.lost[key[1]]
+        external = key[2] > len(tx.spec.branches) or tx.spec.branches[key[2] - 1].action == CHARGE
+        if external:
+            return
+        if self.effects[(*key, phase)] > 1:
+            self.wrong(3, f"{what} had its effect twice")
+        if phase is FencePhase.TRY:
+            if key in self.marked or key in self.purged:
+                self.wrong(4, f"{what} had an effect after its cancel mark, or after its fence row was purged")
+        elif self.effects[(*key, FencePhase.CONFIRM)] and self.effects[(*key, FencePhase.CANCEL)]:
+            self.wrong(2, f"{what} had an effect, and so had its opposite")
+
     def _expect(self, participant: str, branch: BranchSpec, phase: FencePhase) -> None:
         """What an effect has to make of the account."""
-        name, text = branch.payload.data.decode().split()
-        amount = int(text)
+        name, amount = read_payload(branch.payload.data)
         now = self.accounts[participant, name]
         share = amount if phase is FencePhase.TRY else -amount
         now = now._replace(held=now.held - share) if amount < 0 else now._replace(due=now.due + share)
@@ -280,7 +319,9 @@ class Watch:
             self._world.counts["fence rows purged"] += 1
             self.purged.add(key)
             tx = self.stands.get(xid)
-            if tx is None or not tx.state.finished:
+            if not self.losses.may_go(participant.removesuffix(STRAY), xid):
+                self.wrong(16, f"{what} was purged, and nobody has read that the transaction is finished")
+            elif xid not in self.losses and (tx is None or not tx.state.finished):
                 self.wrong(10, f"{what} was purged and the transaction is not finished")
             elif before == Status.TRIED:
                 self.wrong(10, f"{what} was purged while something is reserved under it")
@@ -301,10 +342,12 @@ class Watch:
             return
         if reply.outcome is Outcome.DONE:
             self._check_done(key, call)
+        if reply.tried_branch_ids:  # which only the process that ran it knows: whoever else repeats it, names none
+            reply = replace(reply, tried_branch_ids=frozenset())
         if participant.endswith(STRAY):
             return  # a late repeat of a Try may run there, too: what it said of the branch before, is not so any more
         before = self._answers.setdefault(key, reply)
-        if before == reply:
+        if before == reply or call.xid in self.losses:
             return
         # What was tried, and then cancelled or forgotten, is refused: whoever asks has known better for long.
         over = key[:3] in self.marked or key[:3] in self.purged
@@ -317,7 +360,7 @@ class Watch:
     def _check_done(self, key: tuple[str, str, int, FencePhase], call: IncomingCall) -> None:
         """DONE is said of what is durable, and of nothing else."""
         branch = key[:3]
-        if call.action == CHARGE or branch in self.purged:
+        if call.action == CHARGE or branch in self.purged or call.xid in self.losses:
             return
         if call.phase is FencePhase.CANCEL:
             if branch not in self.marked:
@@ -327,11 +370,17 @@ class Watch:
             if tx is None or tx.resolution_of(call.branch_id - 1) is None:
                 self.wrong(6, f"{call} was answered DONE, and has had no effect")
 
+    def saw(self, xid: str, parent: int, branch_ids: Iterable[int]) -> None:
+        """A handler has seen tried what it has called."""
+        self._seen.setdefault(xid, set()).update((parent, branch_id) for branch_id in branch_ids)
+
     # --- answers -------------------------------------------------------------------------------------------
 
     def told(self, key: bytes, tx: Transaction) -> None:
         """An initiator or operator was told that its transaction stands so."""
         xid = tx.spec.xid.hex()
+        if xid in self.losses:
+            return  # it may be an answer of before
         stored = self.stands.get(xid)
         said = decision(tx.state)
         if stored is None or (said and decision(stored.state) != said):
@@ -346,6 +395,8 @@ class Watch:
     def refused(self, key: bytes, xid: bytes, branches: tuple[BranchSpec, ...]) -> None:
         """A request was told that its key belongs to another one."""
         tx = self.stands.get(xid.hex())
+        if xid.hex() in self.losses:
+            return
         if tx is None or tx.spec.key != key or tx.spec.branches[: tx.begun] == branches:
             self.wrong(7, f"{key!r} was refused, though it belongs to no other request")
 
@@ -365,7 +416,7 @@ class Watch:
             self._world.counts[tx.state.name] += 1
             for n, branch in enumerate(tx.spec.branches):
                 self._check_branch(xid, tx, n, branch)
-        if not any(tx.resolved for tx in self.stands.values()):
+        if not self.losses.lost and not any(tx.resolved for tx in self.stands.values()):
             for (participant, name), account in self.accounts.items():
                 if (account.held or account.due) and not participant.endswith(STRAY):
                     self.wrong(5, f"account {name} of {participant} is {account} at rest")
@@ -375,6 +426,9 @@ class Watch:
             self.effects[branch.participant, xid, n + 1, phase]
             for phase in (FencePhase.TRY, FencePhase.CONFIRM, FencePhase.CANCEL)
         )
+        if xid in self.losses:
+            self._check_mixed(xid, tx, n, confirmed, cancelled)
+            return
         if tx.resolution_of(n) is not None:
             return  # a person has done the rest
         effects = f"{tried} Try, {confirmed} Confirm, {cancelled} Cancel"
@@ -384,6 +438,24 @@ class Watch:
             self.wrong(3, f"{xid}#{n + 1} is CONFIRMED; effects: {effects}")
         if tx.state is State.CANCELLED and (confirmed or tried != cancelled):
             self.wrong(2, f"{xid}#{n + 1} is CANCELLED; effects: {effects}")
+
+    def _check_mixed(self, xid: str, tx: Transaction, n: int, confirmed: int, cancelled: int) -> None:
+        """What a restore has made of a transaction cannot be helped, but a person must be told."""
+        if confirmed if tx.state is State.CANCELLED else cancelled:
+            self._world.counts["mixed by a restore"] += 1
+            if tx.attention is not Attention.VIOLATION:
+                self.wrong(17, f"{xid}#{n + 1} has ended otherwise than {tx.state.name}, and nobody is told")
+
+    def resolves(self, participant: str, call: IncomingCall) -> None:
+        """A participant's resolver makes a call by what it has read."""
+        tx = self.losses.record(participant, call.xid)
+        want = "confirm" if call.phase in (FencePhase.CONFIRM, FencePhase.SETTLE_CONFIRMED) else "cancel"
+        by_hand = None if tx is None else tx.resolution_of(call.branch_id - 1)
+        says = decision(tx.state) if tx is not None else "nothing"
+        if by_hand is not None:
+            says = "confirm" if by_hand.confirmed else "cancel"
+        if says != want:
+            self.wrong(16, f"{participant} resolves with {call}, and the record says {says}")
 
 
 def _reached(old: State, new: State) -> bool:

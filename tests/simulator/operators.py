@@ -6,30 +6,48 @@ import asyncio
 import contextlib
 
 from coordinator.engine import Engine
-from coordinator.model import State, Transaction
+from coordinator.model import BranchStatus, State, Transaction
 from coordinator.orders import OperatorCancel, Order, Resolve, Retry
 
 from .coordinators import SERVED, Client, Unanswered
-from .invariants import Watch
+from .invariants import Watch, decision
 from .loop import World
 from .plan import OperatorPlan
 
 
 async def put_right(client: Client, watch: Watch, world: World) -> None:
-    """An operator who looks, again and again, at what needs attention for what another has resolved against the fence.
+    """An operator who looks, again and again, at what needs a person.
 
-    What its participant says is not so, is resolved the other way round.
+    That is what another has resolved against the fence: what its participant says is not so, is resolved the other way
+    round. And what a restored store has decided otherwise than what had been done by then.
     """
     while True:
         await asyncio.sleep(5.0)
         for xid, tx in list(watch.stands.items()):
-            for n, step in enumerate(tx.steps):
-                resolution = tx.resolution_of(n)
-                if tx.state.finished or resolution is None or "otherwise than it was resolved" not in step.error:
-                    continue
-                order = Resolve(n + 1, not resolution.confirmed, "op", "the participant says otherwise")
-                await _ask_once(client, bytes.fromhex(xid), order)
-                world.counts["resolved by hand the other way"] += 1
+            if tx.state.finished or not decision(tx.state):
+                continue
+            for n in range(len(tx.steps)):
+                order = _contradicted(tx, n) or (_restored(tx, n) if xid in watch.losses else None)
+                if order is not None:
+                    await _ask_once(client, bytes.fromhex(xid), order)
+                    world.counts[f"resolved by hand: {order.reason}"] += 1
+
+
+def _contradicted(tx: Transaction, n: int) -> Resolve | None:
+    resolution = tx.resolution_of(n)
+    if resolution is None or "otherwise than it was resolved" not in tx.steps[n].error:
+        return None
+    return Resolve(n + 1, not resolution.confirmed, "op", "the participant says otherwise")
+
+
+def _restored(tx: Transaction, n: int) -> Resolve | None:
+    """What a restore has made of a branch that was done already; or that has another one's number by now."""
+    step, confirmed = tx.steps[n], decision(tx.state) == "cancel"
+    if step.status in (BranchStatus.CONFIRMED, BranchStatus.CANCELLED) or not step.error:
+        return None
+    if "another action or payload" in step.error:  # its fence keeps the row of the lost one: nobody can write it down
+        return Resolve(n + 1, not confirmed, "op", "its number was another's", lost=True)
+    return Resolve(n + 1, confirmed, "op", "done before a restore") if tx.resolution_of(n) is None else None
 
 
 async def _ask_once(client: Client, xid: bytes, order: Order) -> None:

@@ -12,12 +12,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
+from participant_sdk.actions import Actions
 from participant_sdk.call import IncomingCall, Outcome, Reply
 from participant_sdk.engines import AsyncEngineFence
 from participant_sdk.fence_tables import DEFAULT
 from participant_sdk.lanes import TaskLanes
 from participant_sdk.local_transaction import Fence
 from participant_sdk.service_messages import read_call, write_reply
+from participant_sdk.tried_memory import TriedMemory
 from participant_sdk.upkeep import PurgeReport, ResolveReport, Upkeep
 from participant_sdk.upkeep_purge import purging
 from participant_sdk.upkeep_resolve import Scan, resolving
@@ -62,8 +64,14 @@ class Service:
     try_workers: int = 8
     phase2_workers: int = 4
     waiting_max: int = 200
+    on_resolve: Callable[[IncomingCall], None] = lambda _call: None
+    """Told of calls that the resolver makes."""
     on_answer: list[Callable[[Answered], None]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    actions: Actions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.actions = actions_of(self.business, self.lease_ms)
 
     def check_budget(self, timeout_ms_max: int) -> None:
         """Raises ValueError unless the retention is longer than any transaction can be undecided.
@@ -101,10 +109,10 @@ class ParticipantNode:
         server = server or service.server
         self.engine = SimEngine(loop, server)
         self.database = SimDatabase(server.flavour, server.fence_id)
-        actions = actions_of(service.business, service.lease_ms)
-        self.fence = Fence(self.database, server.fence_id, actions, service.retention_ms)
+        self.fence = Fence(self.database, server.fence_id, service.actions, service.retention_ms)
         self._engine_fence = AsyncEngineFence(cast(Any, self.engine), DEFAULT, service.retention_ms)
         self._lanes = TaskLanes(self._execute, service.try_workers, service.phase2_workers, service.waiting_max)
+        self._tried_memory = TriedMemory()
         self._memory = Memory()
         self._scan = Scan()
         self._ended = False
@@ -180,10 +188,15 @@ class ParticipantNode:
 
     async def _run(self, call: IncomingCall) -> Reply:
         """As a call that has arrived: upkeep goes through the lanes, too."""
+        self.service.on_resolve(call)
         future = self.loop.create_future()
         self.receive(call, future.set_result)
         reply: Reply = await future
         return reply
 
     async def _execute(self, call: IncomingCall) -> Reply:
-        return await self._engine_fence.execute(call, self.fence)
+        return self._tried_memory.completed(call, await self._engine_fence.execute(call, self.fence))
+
+    async def drain(self, grace_s: float) -> None:
+        """Admit no more calls, and wait for those under way, so long at the most."""
+        await self._lanes.drain(grace_s)

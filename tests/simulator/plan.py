@@ -25,6 +25,8 @@ class BranchPlan(NamedTuple):
     account: str
     amount: int
     behaviour: Behaviour
+    below: BranchPlan | None = None
+    """What its Try calls directly."""
 
 
 class ParticipantPlan(NamedTuple):
@@ -42,6 +44,10 @@ class ParticipantPlan(NamedTuple):
     """How often it purges, and resolves if it does, about."""
     resolves: bool
     resolve_after_s: float
+    second: bool = False
+    """Whether a second instance serves it."""
+    rolls_at_us: int = 0
+    """When its instances are replaced, one after another; 0: never."""
 
 
 class OperatorPlan(NamedTuple):
@@ -116,6 +122,15 @@ class Jump(NamedTuple):
     by_ms: int
 
 
+class Restore(NamedTuple):
+    """The coordinators' store is put back to an earlier time, with another history from then on."""
+
+    to_us: int | None
+    """To that time; None: to just before the first decision to confirm."""
+    after_us: int
+    """So long after that time."""
+
+
 class Plan(NamedTuple):
     """All of a run."""
 
@@ -140,12 +155,14 @@ class Plan(NamedTuple):
     upgrade_us: int | None
     """When the older programs are replaced; some time later the new format may be written."""
     faults_end_us: int
+    restore: Restore | None = None
 
     def parts(self) -> Iterator[str]:
         """The names of all that may be dropped, the largest first."""
         yield from (f"transaction{t.number}" for t in self.transactions)
         for t in self.transactions:
             yield from (f"branch{t.number}.{n}" for n, _ in t.branches)
+            yield from (f"below{t.number}.{n}" for n, branch in t.branches if branch.below is not None)
             yield from (f"operator{t.number}.{n}" for n in range(len(t.operators)))
             yield from (
                 f"{what}{t.number}"
@@ -167,6 +184,8 @@ class Plan(NamedTuple):
             yield "dead"
         if self.upgrade_us is not None:
             yield "upgrade"
+        if self.restore is not None:
+            yield "restore"
 
     @property
     def retention_ms(self) -> int:
@@ -181,8 +200,8 @@ class Plan(NamedTuple):
         return 700 + jumps_ms + max(abs(p.skew_ms) for p in self.participants)
 
 
-_PARTICIPANTS = ("skew_ms", "trouble", "says_error", "resolves")
-OF_TRANSACTIONS = ("branch", "operator", "twin", "other", "renewal", "death")
+_PARTICIPANTS = ("skew_ms", "trouble", "says_error", "resolves", "second", "rolls_at_us")
+OF_TRANSACTIONS = ("branch", "below", "operator", "twin", "other", "renewal", "death")
 """What the names of a transaction's parts begin with, before its number."""
 _FIELDS = {"twin": "twin_us", "other": "other_us", "renewal": "renews", "death": "dies_at_us"}
 
@@ -194,7 +213,11 @@ def without(plan: Plan, dropped: tuple[str, ...]) -> Plan:
     for t in plan.transactions:
         if f"transaction{t.number}" in gone:
             continue
-        branches = tuple((n, b) for n, b in t.branches if f"branch{t.number}.{n}" not in gone)
+        branches = tuple(
+            (n, b._replace(below=None) if f"below{t.number}.{n}" in gone else b)
+            for n, b in t.branches
+            if f"branch{t.number}.{n}" not in gone
+        )
         changes: dict[str, Any] = {
             _FIELDS[what]: (False if what == "renewal" else None) for what in _FIELDS if f"{what}{t.number}" in gone
         }
@@ -220,6 +243,8 @@ def without(plan: Plan, dropped: tuple[str, ...]) -> Plan:
             for p in plan.participants
         )
     )
+    if "restore" in gone:
+        plan = plan._replace(restore=None)
     if "dead" in gone:
         plan = plan._replace(dead=None)
     if "upgrade" in gone:

@@ -10,14 +10,22 @@ from participant_sdk.call import IncomingCall, Reply
 from .loop import SimLoop
 
 
-class Participant(Protocol):
-    """One participant: a process on a ``SimLoop`` of its own, and a database that outlives it."""
+class Connected(Protocol):
+    """Who has a stream to an instance."""
+
+    def ended(self) -> None:
+        """The instance's process has ended."""
+
+
+class Instance(Protocol):
+    """One instance of a participant: a process on a ``SimLoop`` of its own, which is started again and again."""
 
     name: str
-
-    @property
-    def fence_id(self) -> str:
-        """What is registered of it."""
+    """Its address."""
+    participant: str
+    """Whose it is."""
+    connected: dict[Connected, None]
+    """Those that its process's end is told to."""
 
     @property
     def answers_as(self) -> str:
@@ -27,11 +35,12 @@ class Participant(Protocol):
     def loop(self) -> SimLoop:
         """That of its present process; another one after ``start``."""
 
+    @property
+    def refuses(self) -> bool:
+        """Whether connections to it are refused while it is down; else nothing answers."""
+
     def start(self) -> None:
         """Start its process, at first and after a crash (``loop.crash`` ends it; open local transactions roll back)."""
-
-    def heal(self) -> None:
-        """Nothing goes wrong in it any more."""
 
     def receive(self, call: IncomingCall, on_reply: Callable[[Reply], None]) -> None:
         """Take a call, in a turn of ``loop``; ``on_reply`` is called at most once, in a turn of ``loop``."""

@@ -25,7 +25,15 @@ FAILURES_MAX = 5
 """After so many a run ends."""
 
 MUST_HAPPEN = (
-    "branches enlisted and tried", "direct calls given up",
+    "branches enlisted and tried", "direct calls given up", "nested branches enlisted and tried",
+    "nested calls refused", "nested calls given up", "calls nested in nested ones",
+    "calls taken by a second instance", "crashes of one instance of two", "participants rolled",
+    "stores restored", "transactions lost by a restore", "transactions set back by a restore",
+    "initiators whose transaction is gone", "mixed by a restore", "effects of what a restore has lost",
+    "resolved by hand: done before a restore",
+    "connections refused", "streams broken", "calls sent alone", "log delivery.breaker_open",
+    "log delivery.breaker_closed", "calls answered at once: held back by a breaker",
+    "calls answered at once: nowhere to send it",
     "messages lost", "messages repeated", "messages slow", "messages very late", "messages cut off",
     "one-way partitions", "did it, then said error", "replies too late or twice", "calls timed out",
     "calls sent again", "COMMIT lost, not applied", "COMMIT lost, applied", "COMMIT lost, applied later",
@@ -102,6 +110,7 @@ def run_chunk(seeds: range, substitutions: tuple[Substitution, ...] = ()) -> Tal
     steps = 0
     counts: Counter[str] = Counter()
     failed = []
+    gc.freeze()  # what is there stays, and need not be looked at again after each run
     for seed in seeds:
         gc.disable()  # a run is short, and all of it goes at once
         try:
@@ -116,6 +125,7 @@ def run_chunk(seeds: range, substitutions: tuple[Substitution, ...] = ()) -> Tal
         counts.update(result.counts)
         if result.violations:
             failed.append((seed, str(result.violations[0])))
+    gc.unfreeze()
     return Tally(len(seeds), steps, dict(counts), tuple(failed))
 
 

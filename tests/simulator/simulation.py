@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 from coordinator.model import Transaction
 
+from .calls_out import CallsOut
 from .coordinators import Client, CoordinatorNode, Town
 from .drawing import plan_of
 from .faults import Faults
-from .handlers import Behaviour
-from .initiators import Initiator, key_of
+from .handlers import PLAIN, Behaviour
+from .initiators import Initiator, behaviours_of, key_of
+from .instances import SimInstance
 from .invariants import Violation, Watch
 from .loop import SimLoop, Stuck, World
 from .network import Network
@@ -25,6 +27,8 @@ from .town import SimParticipant
 STEPS_MAX = 300_000
 LIVENESS_US = 60_000_000
 """Within so long after the last fault everything has ended."""
+BESIDE_US = 15_000_000
+"""Likewise beside a dead participant, which must not make the others wait for what it makes its own wait for."""
 AFTERMATH_US = 16_000_000
 """Longer than any message is under way: what is still out there arrives, and must change nothing."""
 SHORT_AFTERMATH_US = 5_000_000
@@ -85,11 +89,12 @@ class Simulation:
         self.database.format = min(plan.programs)
         self.store_rates = plan.store
         self.participants: dict[str, SimParticipant] = {}
+        self.instances: dict[str, SimInstance] = {}
         town = Town(
             world,
             self.network,
             self.database,
-            self.participants,
+            self.instances,
             plan.policy,
             lambda: self.store_rates,
             self.watch,
@@ -102,7 +107,7 @@ class Simulation:
 
     def _build_participants(self) -> None:
         plan = self.plan
-        self._behaviours = {key_of(t): [b.behaviour for _, b in t.branches] for t in plan.transactions}
+        self._behaviours = {key_of(t): behaviours_of(t) for t in plan.transactions}
         for each in plan.participants:
             self.participants[each.name] = participant = SimParticipant(
                 self.world,
@@ -110,15 +115,26 @@ class Simulation:
                 self.watch,
                 plan.retention_ms,
                 self._behaviour_of,
+                self.database,
                 lambda loop: Client(loop, self.network, self.coordinators),
+                self._calls_out,
             )
-            participant.start()
+            for instance in participant.instances:
+                self.instances[instance.name] = instance
+                self.database.register(each.name, instance.name, participant.server.fence_id)
+                instance.start()
         for coordinator in self.coordinators:
             coordinator.start()
 
+    def _calls_out(self, loop: SimLoop) -> CallsOut:
+        return CallsOut(loop, self.network, self.participants, self.watch)
+
     def _behaviour_of(self, xid: str, branch_id: int) -> Behaviour:
-        known = self._behaviours[self.watch.stands[xid].spec.key]
-        return known[(branch_id - 1) % len(known)]
+        tx = self.watch.stands.get(xid) or self.watch.losses.lost[xid]
+        branches = tx.spec.branches
+        return (
+            self._behaviours[tx.spec.key].get(branches[branch_id - 1], PLAIN) if branch_id <= len(branches) else PLAIN
+        )
 
     # --- who asks ------------------------------------------------------------------------------------------
 
@@ -142,7 +158,7 @@ class Simulation:
 
     def _initiator(self, t: TransactionPlan, name: str, at_us: int, dies_at_us: int | None, *, other: bool) -> None:
         loop, client = self._client(name)
-        initiator = Initiator(self.world, client, self.watch, t, name, self.participants)
+        initiator = Initiator(self.world, client, self.watch, t, name, self._calls_out(loop))
 
         def start() -> None:
             self.world.graveyard.append(loop.create_task(initiator.run_other() if other else initiator.run()))
@@ -186,7 +202,7 @@ class Simulation:
         loop.arrive(lambda: loop.create_task(put_right(client, self.watch, world)))
         if self.plan.dead is not None:
             dead = f"p{self.plan.dead + 1}"
-            if self._go(lambda: self._all_ended(dead), world.now_us + LIVENESS_US):
+            if self._go(lambda: self._all_ended(dead), world.now_us + BESIDE_US):
                 return
             if not self._all_ended(dead):
                 self.watch.wrong(12, f"while {dead} is gone: {self._open(dead)}")

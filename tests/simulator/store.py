@@ -6,9 +6,10 @@ A connection may be lost at any point of a flush, and the coordinator then does 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from coordinator.store.registry import KnownParticipant
 from coordinator.store.rows import Batch, Claim, LookedUp, PutOff, Row, RowRejected, StoreError
 from coordinator.store.store import StoreClosed
 
@@ -55,7 +56,7 @@ class SimStore:
         self.program = program
         """The highest row format that this process's program knows."""
         self.format = min(database.format, program)
-        self.flagged: Sequence[bytes] = ()
+        self.flagged, database.flagged = database.flagged, ()
         self.store_id = "store"
         self._format_read_s = loop.time()
         self._closing = False
@@ -111,12 +112,20 @@ class SimStore:
         else:
             commit_us = self._delay_us()
 
+        history = database.incarnation
+
+        def arrives() -> None:
+            if database.incarnation == history:
+                database.lock(batch, locked)
+
         def locked() -> None:
             world.at(commit_us, committed)
             if lands_later:
                 self._later(answer, Lost())
 
         def committed() -> None:
+            if database.incarnation != history:
+                return  # that server is no more
             if rolled_back:
                 world.counts["COMMIT rolled back (40001)"] += 1
                 database.unlock(batch)
@@ -130,7 +139,7 @@ class SimStore:
             elif not lands_later:
                 self._later(answer, standing)
 
-        world.at(self._delay_us(), database.lock, batch, locked)
+        world.at(self._delay_us(), arrives)
         return answer
 
     async def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None) -> Claim:
@@ -163,11 +172,16 @@ class SimStore:
     async def look_up(self, xids: Sequence[bytes]) -> LookedUp:
         """How far transactions have come."""
 
-        def read() -> Mapping[bytes, int]:
+        def read() -> LookedUp:
             rows = self._database.rows
-            return {xid: rows[xid].state for xid in xids if xid in rows}
+            states = {xid: rows[xid].state for xid in xids if xid in rows}
+            return LookedUp(states, self.store_id, self._database.incarnation)
 
-        return LookedUp(await self._ask(read, "look-up"), self.store_id, 1)
+        return await self._ask(read, "look-up")
+
+    async def participants(self) -> Sequence[KnownParticipant]:
+        """All participants."""
+        return await self._ask(self._database.registered, "list of participants")
 
     def _read(self, row: Row) -> Row:
         return row if row.format <= self.program else row._replace(format=UNREADABLE)
@@ -178,10 +192,11 @@ class SimStore:
         answer: asyncio.Future[_T] = self._loop.create_future()
         fails = database.down or world.chance(self._rates().error)
         happens = not database.down and (not fails or world.chance(0.5))
+        history = database.incarnation
 
         def run() -> None:
             end: _T | Exception = StoreError("the store did not answer")
-            if happens:
+            if happens and database.incarnation == history:
                 done = read()
                 end = end if fails else done
             world.at(self._delay_us(), self._loop.arrive, _settle, answer, end)

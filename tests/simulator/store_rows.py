@@ -6,11 +6,13 @@ decides by what is committed then, and commits some time later; a claim passes l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from coordinator.model import FORMAT, State
+from coordinator.model import FORMAT, Attention, State
+from coordinator.store.registry import Instance, KnownParticipant
 from coordinator.store.rows import Batch, Claim, PutOff, Row, names_of
 
+from .handlers import ACTIONS
 from .loop import EPOCH_US, SimLoop, World
 
 
@@ -30,6 +32,14 @@ class Database:
         self._locked: dict[bytes, int] = {}
         self._waiting: list[tuple[list[bytes], Callable[[], None]]] = []
         self._on_commit = on_commit
+        self._registered: dict[str, KnownParticipant] = {}
+        self.incarnation = 1
+        """Of its history: another one after a restore."""
+        self.flagged: Sequence[bytes] = ()
+        """For whoever opens it first after a restore: what that has given attention."""
+        self.before_confirming: Callable[[], None] | None = None
+        """Called before the next decision to confirm is durable."""
+        self._saved: tuple[dict[bytes, Row], dict[bytes, bytes], int] | None = None
 
     def now_ms(self) -> int:
         """The clock that all coordinators go by."""
@@ -106,6 +116,8 @@ class Database:
         )  # fmt: skip
 
     def _put(self, before: Row | None, row: Row) -> None:
+        if self.before_confirming is not None and row.state == State.CONFIRMING:
+            self.before_confirming()
         self.rows[row.xid] = row
         self._on_commit(before, row)
 
@@ -123,13 +135,53 @@ class Database:
                 continue
             if put_off is not None and _is_put_off(row, now_ms, put_off):
                 off += 1
-                wake_ms = now_ms + self.world.random.randint(put_off.least_ms, put_off.most_ms)
+                wake_ms = now_ms + int(self.world.random.uniform(put_off.least_ms, put_off.most_ms))
             else:
                 wake_ms = now_ms + lease_ms
                 rows.append(row._replace(wake_ms=wake_ms))
             self.rows[row.xid] = self.rows[row.xid]._replace(wake_ms=wake_ms)
         wakes = [row.wake_ms for row in self.rows.values() if row.wake_ms is not None and row.format <= program]
         return Claim(rows, now_ms, min(wakes, default=None), off)
+
+    # --- an earlier time -----------------------------------------------------------------------------------
+
+    def keep(self) -> None:
+        """Take a backup."""
+        self._saved = dict(self.rows), dict(self.keys), self.format
+
+    def restore(self) -> None:
+        """Put the backup in the place of all that there is, and do what opening such a store does (protocol A9)."""
+        assert self._saved is not None
+        self.incarnation += 1
+        self.rows, self.keys, self.format = self._saved
+        self._locked.clear()
+        self._waiting.clear()
+        self.writers.clear()
+        self.flagged = [xid for xid, row in self.rows.items() if row.wake_ms is not None]
+        for xid in self.flagged:
+            row, save_id = self.rows[xid], self.world.random.getrandbits(62)
+            attention = int(Attention.VIOLATION)
+            self.rows[xid] = row._replace(attention=attention, version=row.version + 1, save_id=save_id)
+
+    # --- who is where --------------------------------------------------------------------------------------
+
+    def registered(self) -> Sequence[KnownParticipant]:
+        """All participants."""
+        return list(self._registered.values())
+
+    def register(self, name: str, address: str, fence_id: str) -> None:
+        """An instance is there."""
+        actions = dict.fromkeys(ACTIONS, fence_id)
+        others = self._others(name, address)
+        self._registered[name] = KnownParticipant(name, actions, {}, (*others, Instance(address, actions)))
+
+    def withdraw(self, name: str, address: str) -> None:
+        """An instance goes; its participant stays known."""
+        self._registered[name] = self._registered[name]._replace(instances=self._others(name, address))
+
+    def _others(self, name: str, address: str) -> tuple[Instance, ...]:
+        known = self._registered.get(name)
+        return () if known is None else tuple(each for each in known.instances if each.address != address)
 
 
 def _is_put_off(row: Row, now_ms: int, put_off: PutOff) -> bool:

@@ -1,0 +1,7 @@
+"""See ``run``."""
+
+import sys
+
+from tests.points.run import main
+
+sys.exit(main())

@@ -25,14 +25,13 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.response import HTTPResponse
 from urllib3.util import make_headers, parse_url
 
-from .model import Attention, State, Transaction
+from .model import WHY_STUCK, Attention, State, Transaction
 
 _log = structlog.get_logger(__name__)
 
 ERRORS_MAX = 10
 """How many branches' errors a document tells at the most."""
 HISTORY_CHANGED = "the database's history has changed (a restore or a failover): decisions may be lost"
-STUCK = "coordinators have claimed it again and again, and saved nothing: they may die of it"
 CONTRADICTED = "a late answer contradicts what is stored"
 
 
@@ -65,7 +64,7 @@ def document(tx: Transaction, branch: int | None, coordinator: str, now_s: float
     """What the hook is told, with the names that the log uses; ``branch`` is an index, None where no branch is why."""
     spec = None if branch is None else tx.spec.branches[branch]
     if branch is None:
-        message = STUCK if tx.attention is Attention.STUCK else HISTORY_CHANGED
+        message = WHY_STUCK if tx.attention is Attention.STUCK else HISTORY_CHANGED
     else:
         message = tx.steps[branch].error or CONTRADICTED
     return {

@@ -7,6 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 from tricord.v1 import participant_pb2 as pb
 from tricord.v1 import types_pb2
 
+from .machine import from_registered
 from .model import Call, Outcome, Payload, Phase, Refusal, Reply, Spec
 from .orders import BRANCHES_MAX
 from .wire import CONTENT_TYPE_CHARS_MAX, FENCE_ID_CHARS_MAX, RESULT_BYTES_MAX
@@ -48,10 +49,7 @@ def call_bytes(message: pb.Call) -> int:
 
 
 def reply_of(branch: int, phase: Phase, reply: pb.Reply, registered: str) -> Reply:
-    """What a reply says of the call that it answers.
-
-    Out of another fence database than the registered one (if any is) it says nothing about this branch (protocol C3).
-    """
+    """What a reply says of the call that it answers; ``registered``: the fence database that must answer, if known."""
     outcome = _OUTCOMES.get(reply.outcome, Outcome.UNKNOWN)
     excess = _excess(reply)
     if excess and outcome is not Outcome.UNKNOWN:
@@ -67,11 +65,9 @@ def reply_of(branch: int, phase: Phase, reply: pb.Reply, registered: str) -> Rep
     error = reply.error
     if not error and outcome in (Outcome.UNKNOWN, Outcome.VIOLATION):
         error = f"the participant answered {outcome.name} and gave no reason"
-    if registered and reply.fence_id != registered and outcome not in (Outcome.UNKNOWN, Outcome.VIOLATION):
-        error = f"answered by fence database {reply.fence_id or '(none named)'}, registered is {registered}"
-        return Reply(branch, phase, Outcome.VIOLATION, reply.fence_id, error=error)
     seen = tuple(reply.tried_branch_ids) if reply.tried_branch_ids else ()
-    return Reply(branch, phase, outcome, reply.fence_id, result, refusal, error, reply.attention, seen=seen)
+    said = Reply(branch, phase, outcome, reply.fence_id, result, refusal, error, reply.attention, seen=seen)
+    return from_registered(said, registered)
 
 
 def _excess(reply: pb.Reply) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .doctor import Finding, Limits, Registered, Severity, length
-from .model import Attention, BranchStatus, State, Transaction
+from .model import WHY_STUCK, Attention, BranchStatus, State, Transaction
 
 
 class OpenFacts(NamedTuple):
@@ -106,11 +106,10 @@ def _of_attention(xid: str, tx: Transaction) -> Iterator[Finding]:
         advice = f"tricord show {xid}; compare with the participant's own rows"
         yield Finding(Severity.ERROR, "ATTENTION_VIOLATION", problem, advice, xid=xid)
     elif tx.attention is Attention.STUCK:
-        problem = "coordinators have claimed it again and again, and saved nothing: they may die of it"
         advice = (
             f"tricord show {xid}; look at the coordinators' logs from before they ended; it is tried ever more rarely"
         )
-        yield Finding(Severity.ERROR, "ATTENTION_STUCK", problem, advice, xid=xid)
+        yield Finding(Severity.ERROR, "ATTENTION_STUCK", WHY_STUCK, advice, xid=xid)
     elif tx.attention is Attention.RETRYING:
         problem = f"a branch fails again and again: {errors}"
         advice = f"tricord show {xid}; mend the cause at the participant, the coordinator goes on by itself"

@@ -377,6 +377,17 @@ def _answered(tx: Transaction, step: Step, reply: Reply, now_ms: int, policy: Po
     return step._replace(attempts=attempts, next_ms=now_ms + wait_ms, error=error), raised
 
 
+def from_registered(reply: Reply, registered: str) -> Reply:
+    """The reply; if it is an answer from another fence database than the registered one (if any is), a VIOLATION.
+
+    It says nothing about the branch then (protocol C3).
+    """
+    if not registered or reply.fence_id == registered or reply.outcome in (Outcome.UNKNOWN, Outcome.VIOLATION):
+        return reply
+    error = f"answered by fence database {reply.fence_id or '(none named)'}, registered is {registered}"
+    return Reply(reply.branch, reply.phase, Outcome.VIOLATION, reply.fence_id, error=error)
+
+
 def _checked(step: Step, reply: Reply) -> Reply:
     """A "done" from another fence database than Try's says nothing about this branch (protocol C3)."""
     if reply.phase is Phase.TRY or not step.fence_id or reply.fence_id == step.fence_id:

@@ -89,6 +89,10 @@ class Attention(IntEnum):
         return Attention.NONE if self is Attention.STUCK else self
 
 
+WHY_STUCK = "coordinators have claimed it again and again, and saved nothing: they may die of it"
+"""What people are told of STUCK, which no branch's error tells."""
+
+
 class Payload(NamedTuple):
     """Bytes that the coordinator carries and never reads."""
 

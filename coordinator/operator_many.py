@@ -81,7 +81,7 @@ class OperatorMany(OperatorActing):
         matching = _read(request, wrong)
         if matching is None and not wrong:
             wrong.append(Violation("filter", "is needed: it says which transactions are cancelled"))
-        asker = read_asker(request.actor, request.reason, context.peer(), wrong, needs_reason=True)
+        asker = read_asker(request.actor, request.reason, context.peer(), wrong, needs_reason=not request.dry_run)
         raise_wrong(wrong)
         assert matching is not None
         order = OperatorCancel(asker.actor, asker.reason)

@@ -9,10 +9,10 @@ Pure, as ``machine`` is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from .machine import Event, apply, move, named, waits
+from .machine import Event, apply, from_registered, move, named, waits
 from .model import (
     Attention,
     BranchSpec,
@@ -96,10 +96,16 @@ class AddBranch(NamedTuple):
             raise Denied("TOO_MANY_BYTES", text)
 
 
+def _never_told(participant: str, action: str) -> str:
+    return ""
+
+
 class Report(NamedTuple):
     """Tell what became of an enlisted branch's Try: as a reply of its participant to that Try."""
 
     reply: Reply
+    registered: Callable[[str, str], str] = _never_told
+    """By participant and action: the fence database that must answer; empty if it was never told."""
 
     def obey(self, tx: Transaction, now_ms: int, policy: Policy) -> Transaction:
         """See Order."""
@@ -109,7 +115,9 @@ class Report(NamedTuple):
             raise Denied("NOT_ENLISTED", f"branch_id: {branch_id} is no branch that was enlisted")
         if self.reply.phase is not Phase.TRY:
             raise ValueError("only a Try is reported")
-        return apply(tx, (self.reply,), now_ms, policy)
+        branch = tx.spec.branches[self.reply.branch]
+        reply = from_registered(self.reply, self.registered(branch.participant, branch.action))
+        return apply(tx, (reply,), now_ms, policy)
 
 
 class Confirm(NamedTuple):

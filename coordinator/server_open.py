@@ -85,8 +85,13 @@ class OpenTransactions(pb_grpc.CoordinatorServiceServicer):
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
         """Take note of what became of an enlisted branch's Try."""
         xid, reply = read_report(request)
-        tx = await self._engine.order(xid, Report(reply))
+        tx = await self._engine.order(xid, Report(reply, self._registered))
         return pb.ReportResponse(state=int(tx.state))  # type: ignore[arg-type]  # the same numbers
+
+    def _registered(self, participant: str, action: str) -> str:
+        """The fence database that must answer for an action, as last heard; empty if it was never told."""
+        known = self._participants.find(participant)
+        return "" if known is None else known.fence_id(action)
 
     async def _add(self, xid: bytes, order: AddBranch) -> tuple[Transaction, int]:
         try:

@@ -15,8 +15,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -40,10 +42,17 @@ logger = logging.getLogger("tricord.participant")
 R = TypeVar("R")
 Steps = Generator[Step, Any, Reply]
 
-AFTERMATH_RUNS_MAX: Final = 5
+AFTERMATH_RUNS: Final = 5
+"""After so many that failed it is told."""
 AFTERMATH_PAUSE_SECONDS: Final = 0.2
+"""The first pause; it doubles with each."""
+AFTERMATH_PAUSE_SECONDS_MAX: Final = 2.0
 
 _OVERTAKEN: Final = "Cancel came before this Try's handler had ended: its effect may have come after what Cancel undid"
+_NOT_YET: Final = (
+    "the end of its Try cannot be stored yet. It is tried on until this process ends; after that, if Cancel has run "
+    "before, nobody undoes what its Try has done"
+)
 _TAKEN_OVER: Final = "its Try outlived its lease, and by then another call had taken over its branch"
 
 
@@ -115,10 +124,11 @@ def _aftermath(
     """What follows a Try that did not end well, or whose end came too late to be stored. None: nothing else changes.
 
     Its lease ends now, since it runs no more: a repeat, or Cancel, need not wait. If the intent is not its own any
-    more, and Cancel was the one to take it, Cancel's handler runs again.
+    more, and Cancel was the one to take it, Cancel's handler runs again. Nobody else would do that: it is waited for
+    the database for as long as this process lives, and the calls of this branch that come to it wait behind.
     """
     try:
-        if (yield from _patiently(database, partial(database.lapse, cancel, intent))):
+        if (yield from _patiently(cancel, database, partial(database.lapse, cancel, intent))):
             return None
     except Exception:
         logger.warning(
@@ -126,22 +136,30 @@ def _aftermath(
         )
         return None
     try:
-        return (yield from _patiently(database, partial(_overtaken, cancel, database, action, handed)))
+        return (yield from _patiently(cancel, database, partial(_overtaken, cancel, database, action, handed)))
     except Exception as error:
         logger.exception("%s: Cancel's handler has failed when it ran again, and will not be run any more", cancel)
         return Reply.unknown(f"{_OVERTAKEN}; Cancel's handler has failed: {told(error)}", attention=True)
 
 
-def _patiently(database: Database, script: Callable[[], Generator[Step, Any, R]]) -> Generator[Step, Any, R]:
-    """Run a script, and again if it loses a race; raises what it raises in the end."""
-    for run in range(1, AFTERMATH_RUNS_MAX + 1):
+def _patiently(
+    cancel: IncomingCall, database: Database, script: Callable[[], Generator[Step, Any, R]]
+) -> Generator[Step, Any, R]:
+    """Run a script, and again while it loses races or the database is away; raises what else it raises."""
+    pause = AFTERMATH_PAUSE_SECONDS
+    for run in count(1):
         try:
             yield Rollback()
             return (yield from script())
         except Exception as error:
-            if run == AFTERMATH_RUNS_MAX or not lost_a_race(error, database):
+            if not lost_a_race(error, database):
                 raise
-        yield Pause(AFTERMATH_PAUSE_SECONDS)
+            if run == AFTERMATH_RUNS:
+                logger.error("%s: %s: %s", cancel, _NOT_YET, told(error))
+        with suppress(Exception):
+            yield Rollback()  # nothing is held in the pause
+        yield Pause(pause)
+        pause = min(2 * pause, AFTERMATH_PAUSE_SECONDS_MAX)
     raise AssertionError("unreachable")
 
 

@@ -17,9 +17,6 @@ from .query import as_json
 if TYPE_CHECKING:
     from tricord.v1 import operator_pb2, types_pb2
 
-reason_option = click.option(
-    "--reason", type=Text(), required=True, metavar="TEXT", help="Why: stored with the transaction."
-)
 yes_option = click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal to ask at.")
 transaction_output = output_option("table", "json", "jsonl")
 
@@ -29,6 +26,7 @@ transaction_output = output_option("table", "json", "jsonl")
 @click.option("--participant", type=Text(), default="", metavar="NAME", help="All transactions that wait for this one.")
 @filter_option
 @label_option
+@older_than_option
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(("TRYING", "CONFIRMING", "CANCELLING"), case_sensitive=False),
     help="Of many, only these. Repeatable.",
@@ -39,8 +37,8 @@ transaction_output = output_option("table", "json", "jsonl")
 @endpoint_option
 @transaction_output
 def retry(
-    xid: str, participant: str, filter_: str, labels: tuple[str, ...], states: tuple[str, ...], dry_run: bool,
-    reason: str, actor: str, endpoint: str, output: str,
+    xid: str, participant: str, filter_: str, labels: tuple[str, ...], older_than: str | None,
+    states: tuple[str, ...], dry_run: bool, reason: str, actor: str, endpoint: str, output: str,
 ) -> None:  # fmt: skip
     """Retry now what waits for its next attempt: one, or many.
 
@@ -54,11 +52,11 @@ def retry(
     Exit codes: 0 done, 2 wrong usage, 3 no such transaction, 4 it is finished, or
     some of many could not be retried, 5 cannot be reached.
     """
-    many = bool(participant or filter_ or labels)
+    many = bool(participant or filter_ or labels or older_than)
     if bool(xid) == many:
-        raise click.UsageError("name either XID or --participant, --filter or --label")
+        raise click.UsageError("name either XID or --participant, --filter, --label or --older-than")
     if xid and (dry_run or states):
-        raise click.UsageError("--dry-run and --state go with --participant, --filter or --label")
+        raise click.UsageError("--dry-run and --state go with --participant, --filter, --label or --older-than")
     from tricord.v1 import operator_pb2, types_pb2
 
     actor = actor or login()
@@ -66,7 +64,7 @@ def retry(
         request = operator_pb2.RetryRequest(xid=xid, actor=actor, reason=reason)
         tell_transaction(call(endpoint, "Retry", request).transaction, output)
         return
-    whole = whole_filter(filter_, labels)
+    whole = whole_filter(filter_, labels, older_than=older_than)
     _act_on_many(
         endpoint,
         "RetryMany",
@@ -91,14 +89,20 @@ def retry(
 @older_than_option
 @click.option("--participant", type=Text(), default="", metavar="NAME", help="With a branch of this participant.")
 @click.option("--dry-run", is_flag=True, help="Of many: only count them.")
-@reason_option
+@click.option(
+    "--reason",
+    type=Text(),
+    default=None,
+    metavar="TEXT",
+    help="Why: stored with the transaction. Needed, but for --dry-run.",
+)
 @yes_option
 @actor_option
 @endpoint_option
 @transaction_output
 def cancel(
     xid: str, filter_: str, labels: tuple[str, ...], older_than: str | None, participant: str, dry_run: bool,
-    reason: str, yes: bool, actor: str, endpoint: str, output: str,
+    reason: str | None, yes: bool, actor: str, endpoint: str, output: str,
 ) -> None:  # fmt: skip
     """Cancel what is still TRYING: one transaction, or many.
 
@@ -106,7 +110,7 @@ def cancel(
 
     \b
       tricord cancel XID --reason "the customer has left"
-      tricord cancel --label customer=eve --reason "eve has left" --dry-run
+      tricord cancel --label customer=eve --dry-run
       tricord cancel --filter 'age > 5m' --reason "a wrong release" --yes
 
     Exit codes: 0 it is decided to be cancelled, 1 not confirmed by you, 2 wrong usage, 3 no such transaction, 4 it was
@@ -116,6 +120,10 @@ def cancel(
         raise click.UsageError("name either XID or --filter, --label, --older-than or --participant")
     if xid and dry_run:
         raise click.UsageError("--dry-run goes with --filter, --label, --older-than or --participant")
+    if reason is None:
+        if not dry_run:
+            raise click.MissingParameter(param_hint="'--reason'", param_type="option")
+        reason = ""
     from tricord.v1 import operator_pb2
 
     if xid:

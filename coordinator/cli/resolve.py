@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .actions import make_sure, reason_option, tell_transaction, transaction_output, yes_option
+from .actions import make_sure, tell_transaction, transaction_output, yes_option
 from .calls import call, endpoint_option
 from .exits import CONFLICT, fail
 from .forms import tell_one
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Record it whatever the participant's fence says, or does not say.")
 @click.option("--lost", is_flag=True, help="Its database is gone for good: end the branch at once. Needs --yes.")
 @click.option("--dry-run", is_flag=True, help="Only ask the fence, and say what would come of it.")
-@reason_option
+@click.option("--reason", type=Text(), required=True, metavar="TEXT", help="Why: stored with the transaction.")
 @yes_option
 @actor_option
 @endpoint_option

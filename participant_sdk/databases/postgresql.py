@@ -142,6 +142,8 @@ class PgScript:
     async def perform_async(self, connection: AsyncConnection) -> Sequence[PGresult] | None:
         """See Step."""
         synchronous = cast(Connection, connection.sync_connection)
+        if synchronous.invalidated:  # it is made anew by whoever asks for it
+            await connection.run_sync(lambda lost: lost.connection)
         fairy = synchronous.connection
         raw: psycopg.AsyncConnection[Any] = fairy.driver_connection  # type: ignore[assignment]
         if self.of is not None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from examples.transfer.databases import Databases
 from examples.transfer.processes import ProcessFailed
 from tests.chaos.load import Load
+from tests.chaos.recorded import program
 from tests.chaos.verdict import violations
 from tests.postgres import PostgresServer, PostgresUnavailable
 from tests.processes import Cast, fresh_databases, opening_accounts
@@ -80,7 +81,10 @@ def _play(
 ) -> tuple[list[str], int]:
     rng = random.Random(seed)
     opening = opening_accounts()
-    with fresh_databases(folder, server) as databases, Cast(folder, databases, coordinators=coordinators) as cast:
+    with (
+        fresh_databases(folder, server) as databases,
+        Cast(folder, databases, coordinators=coordinators, program=program) as cast,
+    ):
         load = Load(cast.endpoints, opening, seed)
         try:
             load.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.chaos.load import Load
+from tests.chaos.recorded import program
 from tests.chaos.verdict import violations
 from tests.postgres import PostgresServer
 from tests.processes import Cast, fresh_databases, opening_accounts
@@ -16,7 +17,7 @@ def test_rolling_restart_under_load(tmp_path: Path, postgres_server: PostgresSer
     """Each coordinator in turn is asked to end while it drives transactions, and comes back."""
     with (
         fresh_databases(tmp_path, postgres_server) as databases,
-        Cast(tmp_path, databases, coordinators=3) as cast,
+        Cast(tmp_path, databases, coordinators=3, program=program) as cast,
     ):
         load = Load(cast.endpoints, opening_accounts(), seed=1)
         try:

@@ -1,7 +1,8 @@
 """Three coordinators on one PostgreSQL, and four participants: three banks and a shop, on four databases of two kinds.
 
 bank-a, bank-b and the shop live on the coordinators' own server, so its end is everybody's; bank-c has a SQLite file
-and answers on. Every call that reaches a participant is written down (``counted``).
+and answers on. Every call that reaches a participant is written down (``counted``), and so is what the coordinators
+save and send (``recorded``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sqlalchemy import NullPool, create_engine, select
 from examples.transfer.databases import Account, Databases, FenceRow, Stored, eventually
 from examples.transfer.processes import Process, Processes, free_address
 from tests.chaos.counted import Called, read
+from tests.chaos.recorded import program
 from tests.chaos.shop import stock
 from tests.postgres import PostgresServer
 
@@ -90,10 +92,12 @@ class Town(Processes):
         self.tables = tables
         self.endpoints = [free_address() for _ in range(coordinators)]
         self.coordinators = [
-            self.coordinator(tables.store, endpoint, SETTINGS, f"coordinator-{number}")
-            for number, endpoint in enumerate(self.endpoints, 1)
+            self._coordinator(endpoint, f"coordinator-{number}") for number, endpoint in enumerate(self.endpoints, 1)
         ]
         self.participants = [self._participant(n, name) for n, name in enumerate(PARTICIPANTS)]
+
+    def _coordinator(self, endpoint: str, name: str) -> Process:
+        return self.coordinator(self.tables.store, endpoint, SETTINGS, name, program(self.folder, name))
 
     def _participant(self, number: int, name: str) -> Process:
         kind, opening = ("shop", f"--stock={_opening(ITEMS, UNITS)}")

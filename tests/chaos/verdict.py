@@ -1,7 +1,8 @@
 """What must hold when the load is over: a history of all that was asked, told and stored, judged by ``tricord check``.
 
-Clients write down what they ask and are told (``load``, ``crowd``); the effects and fence rows are read from the
-participants' databases, the endings from the coordinators', when all is at rest. The file stays where the logs are.
+Clients write down what they ask and are told (``load``, ``crowd``), coordinators what they save and send
+(``recorded``); the effects and fence rows are read from the participants' databases, the endings from the
+coordinators', when all is at rest. The file stays where the logs are.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from coordinator.check.reading import events
 from examples.transfer.databases import BANKS, Account, FenceRow, Stored
 from participant_sdk.fence import Status
 from tests.chaos.load import Part, now_ms
+from tests.chaos.recorded import files, merge
 
 SHOWN_MAX = 5
-NOT_RECORDED = ("saved", "called")
+RECORDED = ("saved", "called")
 MUST_BE_JUDGED = frozenset({1, 2, 3, 4, 5, 7, 11})
 """A run whose history shows nothing of these invariants has shown nothing."""
+MUST_BE_JUDGED_IF_RECORDED = MUST_BE_JUDGED | {8, 9}
 
 
 class Asked(Protocol):
@@ -68,28 +71,31 @@ def violations(
     """What does not hold, for people; empty when all is well. ``more``: balances that are no accounts of banks."""
     path = folder / "history.jsonl"
     with path.open("w", encoding="utf-8") as file:
-        for event in _history(tables, opening, clients, participants, more):
+        for event in _history(folder, tables, opening, clients, participants, more):
             file.write(to_json_line(event))
     found: list[Violation] = []
     with path.open("rb") as written:
         verdict = judge(events(written), found.append)
-    not_judged = [each.words for each in verdict.invariants if each.number in MUST_BE_JUDGED and each.not_judged]
+    must_be = MUST_BE_JUDGED_IF_RECORDED if files(folder) else MUST_BE_JUDGED
+    not_judged = [each.words for each in verdict.invariants if each.number in must_be and each.not_judged]
     by_number = {number: [v.text for v in found if v.number == number] for number in sorted({v.number for v in found})}
     lines = [line for number, texts in by_number.items() for line in shown(f"invariant {number}", texts)]
     return lines + (shown("not judged", not_judged) if clients.started else [])
 
 
 def _history(
+    folder: Path,
     tables: Tables,
     opening: Mapping[str, Account],
     clients: Clients,
     participants: Sequence[str],
     more: Iterable[Balance],
 ) -> Iterator[Event]:
-    yield History(now_ms(), complete=[kind for kind in RECORDS if kind not in NOT_RECORDED])
+    yield History(now_ms(), complete=[kind for kind in RECORDS if kind not in RECORDED or files(folder)])
     yield from _account_balances("before", opening)
     yield from more
     yield from clients.events
+    yield from merge(folder)
     parts: dict[str, Sequence[Part]] = {}
     for stored in tables.transactions():
         if stored.key in clients.started:

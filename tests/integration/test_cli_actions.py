@@ -62,6 +62,9 @@ def test_retry_many(scene: OperatorScene) -> None:
     assert json.loads(none.stdout) == {
         "participant": "bank", "filter": "", "dry_run": False, "count": 0, "failed_xids": [],
     }  # fmt: skip
+    assert run(scene, "retry", "--older-than", "1h").stdout == "0 retried\n"
+    of = ("retry", "--participant", "bank", "--older-than", "0s", "--dry-run")
+    assert run(scene, *of).stdout == "2 would be retried\n"
     scene.mended.set()
     assert run(scene, "retry", "--participant", "bank").stdout == "2 retried\n"
     assert {scene.finished(xid).state for xid in xids} == {3}
@@ -126,13 +129,14 @@ def test_audit_and_history(scene: OperatorScene) -> None:
 
 def test_cancel_many(scene: OperatorScene) -> None:
     xids, decided = [begin(scene) for _ in range(2)], scene.stuck()
-    of = ("cancel", "--filter", "NOT participant = shop", "--older-than", "0s", *BECAUSE)
+    of = ("cancel", "--filter", "NOT participant = shop", "--older-than", "0s")
     counted = run(scene, *of, "--dry-run")
     assert (counted.returncode, counted.stderr) == (OK, "")
     assert counted.stdout == "2 would be cancelled, 1 left alone: decided before\n"
-    fails(run(scene, *of), USAGE, "say --yes")
+    fails(run(scene, *of, "--yes"), USAGE, "Missing option '--reason'")
+    fails(run(scene, *of, *BECAUSE), USAGE, "say --yes")
     assert scene.audit() == []
-    done = json.loads(run(scene, *of, "--yes", "-o", "json").stdout)
+    done = json.loads(run(scene, *of, *BECAUSE, "--yes", "-o", "json").stdout)
     assert done == {
         "filter": "age >= 0s AND (NOT participant = shop)", "dry_run": False, "count": 2, "failed_xids": [],
         "left_alone": 1,
@@ -190,6 +194,7 @@ def test_resolve_what_is_lost(scene: OperatorScene) -> None:
         (["retry"], "name either XID or --participant"),
         (["retry", "0" * 32, "--participant", "bank"], "name either XID or --participant"),
         (["retry", "0" * 32, "--dry-run"], "go with --participant"),
+        (["retry", "0" * 32, "--older-than", "1h"], "name either XID or --participant"),
         (["retry", "--participant", "bank", "--state", "confirmed"], "'confirmed' is not one of"),
         (["retry", "nonsense"], "xid: "),
         (["retry", "0" * 32, "--actor", "x" * 65], "actor: needs 1 to 64"),

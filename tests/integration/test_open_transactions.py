@@ -279,6 +279,23 @@ def test_what_belongs_to_other_transactions(stubs: tuple[Stub, Stub], bank: Part
         assert states(running.result().transaction) == ["CANCELLED", "CANCELLED"]
 
 
+@pytest.mark.parametrize("outcome", [{"tried": pb.Tried()}, {"refusal": types_pb2.Refusal(reason="no")}])
+def test_a_report_from_another_fence_database_is_a_violation(
+    stubs: tuple[Stub, Stub], bank: ParticipantServer, outcome: dict[str, Any]
+) -> None:
+    """As a Try's reply from there: what it has reserved, no Cancel of the registered one reaches (C3)."""
+    first, second = stubs
+    xid = begin(first)
+    second.Enlist(pb.EnlistRequest(xid=xid, branch_key="k", branch=branch()), timeout=CALL_S)
+    first.Report(pb.ReportRequest(xid=xid, branch_id=1, fence_id="fence-2", **outcome), timeout=CALL_S)
+    *_, last = second.Watch(pb.WatchRequest(xid=xid), timeout=CALL_S)
+    assert states(last.transaction)[0] == "CANCELLED"
+    assert last.transaction.attention == types_pb2.ATTENTION_VIOLATION
+    told = last.transaction.branches[0].last_error
+    assert "fence database fence-2, registered is fence-1" in told
+    assert phases(bank, xid) == [(1, CANCEL)]
+
+
 def test_ordered_trys_wait_for_each_other(stubs: tuple[Stub, Stub], bank: ParticipantServer) -> None:
     bank.answer = lambda call: refuse(call) if call.phase == TRY and call.branch_id == 2 else done(call)
     request = execute_request(branch(), branch(), branch())

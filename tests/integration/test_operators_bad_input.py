@@ -92,7 +92,7 @@ LONG_NAME = (
 )
 ONE_OF_TWO = "Error: name either XID or "
 NOT_BOTH = f"{ONE_OF_TWO}--filter, --label, --older-than or --participant\n"
-NOT_BOTH_RETRY = f"{ONE_OF_TWO}--participant, --filter or --label\n"
+NOT_BOTH_RETRY = f"{ONE_OF_TWO}--participant, --filter, --label or --older-than\n"
 NO_LABEL = "is no label; write NAME=VALUE, a name being a-z 0-9 _ . - after a letter\n"
 NO_FILTER = "tricord: filter: is needed: it says which transactions are cancelled\n"
 NO_WAY_BACK = "Error: --lost cannot be taken back: it goes with --yes\n"

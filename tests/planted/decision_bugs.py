@@ -134,9 +134,9 @@ BUGS = (
                 "    if True:",
             ),
             Edit(
-                "coordinator/delivery_messages.py",
-                "    if registered and reply.fence_id != registered and outcome",
-                "    if not registered and reply.fence_id != registered and outcome",
+                MACHINE,
+                "    if not registered or reply.fence_id == registered or",
+                "    if registered or reply.fence_id == registered or",
             ),
         ),
     ),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.alerts import document
 from coordinator.doctor import (
     ALIKE_MAX,
     Answer,
@@ -20,7 +21,17 @@ from coordinator.doctor import (
 )
 from coordinator.doctor_fence import FenceRow, is_suspect, of_row
 from coordinator.doctor_open import OpenFacts, OpenTally
-from coordinator.model import BranchSpec, BranchStatus, Resolution, Spec, State, Step, Transaction
+from coordinator.model import (
+    WHY_STUCK,
+    Attention,
+    BranchSpec,
+    BranchStatus,
+    Resolution,
+    Spec,
+    State,
+    Step,
+    Transaction,
+)
 
 DAY_MS = 86_400_000
 NOW_MS = 1_800_000_000_000
@@ -105,6 +116,12 @@ def test_an_external_try_that_has_not_ended_is_left_to_its_cancel() -> None:
     assert judged(lapsed, None) == "ORPHAN_UNKNOWN"
     for tx in (None, record(State.CANCELLED)):
         assert judged(lapsed._replace(running=True), tx) == FITS
+
+
+def test_who_is_stuck_is_told_in_the_same_words_as_by_alerts() -> None:
+    tx = record(State.CONFIRMING)._replace(attention=Attention.STUCK)
+    (found,) = OpenTally({}, LIMITS).take(OpenFacts(XID, 1, NOW_MS, tx))
+    assert found.problem == document(tx, None, "c1", 0)["message"] == WHY_STUCK
 
 
 def test_a_status_of_a_newer_version_is_no_contradiction() -> None:

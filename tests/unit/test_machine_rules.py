@@ -12,6 +12,7 @@ from coordinator.machine import (
     begin,
     call_of,
     called,
+    from_registered,
     move,
     named,
     rests,
@@ -25,6 +26,7 @@ from coordinator.model import (
     BranchStatus,
     Joined,
     Outcome,
+    Payload,
     Phase,
     Policy,
     Refusal,
@@ -208,6 +210,22 @@ def test_each_attempt_draws_anew(last: bytes) -> None:
 
 
 # --- steps that many branches share ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+@pytest.mark.parametrize("fence_id", ["", "db-1", "db-2"])
+@pytest.mark.parametrize("registered", ["", "db-1"])
+def test_an_answer_from_another_database_than_the_registered_one(
+    outcome: Outcome, fence_id: str, registered: str
+) -> None:
+    """Nothing of it counts, where it is an answer and one is registered (C3)."""
+    reply = Reply(1, Phase.TRY, outcome, fence_id, Payload(b"x"), error="why", seen=(3,))
+    judged = from_registered(reply, registered)
+    if registered and fence_id != "db-1" and outcome in (Outcome.DONE, Outcome.REFUSED):
+        error = f"answered by fence database {fence_id or '(none named)'}, registered is db-1"
+        assert judged == Reply(1, Phase.TRY, Outcome.VIOLATION, fence_id, error=error)
+    else:
+        assert judged is reply
 
 
 def tried_in(fence_id: str) -> Step:

@@ -528,7 +528,7 @@ class CancelManyRequest(_message.Message):
     actor: _builtins.str
     """As in RetryRequest."""
     reason: _builtins.str
-    """Needed: 1 to 500 printable characters."""
+    """Needed unless it is a dry run: 1 to 500 printable characters."""
     def __init__(
         self,
         *,

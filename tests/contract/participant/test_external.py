@@ -6,17 +6,29 @@ like a process that was killed there. Only what it does when it wakes up is its 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import NullPool, create_engine, text
 
-from participant_sdk import Refused
+from participant_sdk import Refused, external
 from tests.contract.participant.till import Outside, Provider, Script, Till, fail, key_of, wait, write
-from tests.contract.participant.world import CANCEL, CONFIRM, DONE, REFUSED, TRY, UNKNOWN, VIOLATION, Gate, new_xid
+from tests.contract.participant.world import (
+    CANCEL,
+    CONFIRM,
+    DONE,
+    REFUSED,
+    TRY,
+    UNKNOWN,
+    VIOLATION,
+    WAIT_SECONDS,
+    Gate,
+    new_xid,
+)
 from tests.servers import eventually
 
 TRIED, COMMITTED, ROLLBACKED = 1, 2, 3
@@ -78,6 +90,23 @@ async def hung(till: Till, *after: Any, before: Any = None) -> AsyncIterator[Hun
     finally:
         gate.opened.set()
         await trying
+
+
+@contextmanager
+def closed_to_all(till: Till) -> Iterator[None]:
+    """PostgreSQL takes no connection to the till's database meanwhile, and ends those that there are."""
+    url = till.auditor.url
+    allow = f'ALTER DATABASE "{url.database}" ALLOW_CONNECTIONS '
+    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
+    engine = create_engine(url.set(database="postgres"), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as db:
+        db.execute(text(allow + "false"))
+        try:
+            db.execute(text(others), {"name": url.database})
+            yield
+        finally:
+            db.execute(text(allow + "true"))
+            till.auditor.dispose()  # what it has kept is gone
 
 
 class TestCells:
@@ -182,6 +211,49 @@ class TestOvertaken:
         assert till.effects(first.xid) == ["cancel None"]
         assert till.intent(first.xid) == (ROLLBACKED, True, False)
         assert [record.levelno for record in caplog.records].count(logging.ERROR) == 2
+
+    @pytest.mark.parametrize("flavour", ["postgres-sync", "postgres-async"], indirect=True)
+    @pytest.mark.parametrize("missed", [False, True])
+    async def test_by_cancel_and_the_database_is_away(
+        self,
+        till: Till,
+        other: Till,
+        provider: Provider,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+        missed: bool,
+    ) -> None:
+        """For longer than a race takes: what Cancel may have missed is undone when it is back, and until then told."""
+        pause, pauses = external.Pause, list[float]()
+
+        def short(seconds: float) -> external.Pause:
+            pauses.append(seconds)
+            return pause(0.01)
+
+        monkeypatch.setattr(external, "Pause", short)
+        nothing_yet = Outside(lambda call: None)
+        late = Outside(lambda call: provider.authorised.update({key_of(call): 10}))
+        async with hung(till, late, before=nothing_yet) as first:
+            if missed:
+                till.let_lease_lapse(first.xid)
+                assert (await other.ask(CANCEL, first.xid)).outcome == DONE
+            caplog.clear()
+            with closed_to_all(till):
+                waking = asyncio.create_task(first.wake())
+                assert await asyncio.to_thread(
+                    eventually, lambda: len(pauses) > 3 * external.AFTERMATH_RUNS, WAIT_SECONDS
+                )
+                assert caplog.text.count("nobody undoes what its Try has done") == 1
+                assert (waking.done(), provider.authorised) == (False, {(first.xid, 1): 10})
+            reply = await waking
+        assert max(pauses) == external.AFTERMATH_PAUSE_SECONDS_MAX
+        if missed:
+            assert (reply.outcome, reply.attention) == (UNKNOWN, True)
+            assert "Cancel's handler has run again" in reply.error
+            assert provider.asked_for(first.xid) == ["void", "void"]
+            assert (provider.authorised, till.intent(first.xid)) == ({}, (ROLLBACKED, True, False))
+        else:  # its lease has been ended, so that it could run again at once
+            assert (reply.outcome, till.intent(first.xid)) == (DONE, (TRIED, True, False))
 
     @pytest.mark.parametrize("end", ["returns", "raises", "refuses"])
     async def test_by_another_run(self, till: Till, other: Till, provider: Provider, end: str) -> None:

@@ -17,11 +17,12 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 from participant_sdk.annotations import annotations_of, second_argument, signature_of, type_name
+from participant_sdk.batch_keys import BatchKey, reader
 from participant_sdk.call import Call
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.handler import Handler
@@ -46,7 +47,10 @@ def check_name(kind: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A complete, checked action. `lease_ms`: of the intent of an external Try; None: not external."""
+    """A complete, checked action. `lease_ms`: of the intent of an external Try; None: not external.
+
+    `batch_key` reads what calls that run together have in common from a payload; None: each runs by itself.
+    """
 
     name: str
     try_handler: Handler
@@ -55,6 +59,7 @@ class Action:
     payload: Codec
     result: Codec | None
     lease_ms: int | None
+    batch_key: Callable[[Any], Hashable] | None = None
 
     def decode_payload(self, payload: Payload) -> Any:
         """What the handlers get as `call.payload`; raises PayloadError."""
@@ -80,11 +85,13 @@ class ActionDefinition(Generic[P, R]):
         *,
         asynchronous: bool,
         lease_ms: int | None = None,
+        batch_key: BatchKey | None = None,
         enlist: Enlist | None = None,
     ) -> None:
         self._enlist = enlist
         self.name = check_name("action", name)
         self._lease_ms = lease_ms
+        self._batch_key = batch_key
         self._asynchronous = asynchronous
         self._handlers: dict[str, Callable[..., Any]] = {}
         self.__wrapped__ = try_handler
@@ -159,6 +166,7 @@ class ActionDefinition(Generic[P, R]):
             payload=payload,
             result=self._result_codec(annotations["Try"][1]),
             lease_ms=self._lease_ms,
+            batch_key=None if self._batch_key is None else reader(self.name, self._batch_key, kind),
         )
 
     def _handler(self, phase: str, handler: Callable[..., Any]) -> Handler:

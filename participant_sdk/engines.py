@@ -10,20 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from secrets import token_hex
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from participant_sdk import lost_actions, prepare
 from participant_sdk.actions import Actions
+from participant_sdk.batch import batch_of, clearing, dissolved, steps_of_batch
 from participant_sdk.call import IncomingCall, Outcome, Reply
 from participant_sdk.databases.database import wait_ms
 from participant_sdk.fence import Phase
 from participant_sdk.fence_tables import FenceTables
+from participant_sdk.gathering import Answers
 from participant_sdk.handler import LocalTransactionMisused, guard_handlers
+from participant_sdk.handling import told
 from participant_sdk.local_transaction import Fence, after_error, steps_of
-from participant_sdk.steps import CallFailed, run, run_async
+from participant_sdk.steps import CallFailed, Step, run, run_async
 from participant_sdk.turns import TURN, Held, TaskTurn, ThreadTurn
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 logger = logging.getLogger("tricord.participant")
+
+R = TypeVar("R")
 
 _TOO_LATE = "its time was up before it could start"
 _FREE: Final = nullcontext()
@@ -75,23 +80,48 @@ class SyncEngineFence:
         while True:
             runs += 1
             try:
-                with (
-                    self._turn_of(call) if fence.database.one_writer else _FREE as turn,
-                    self.engine.connect() as connection,
-                ):
-                    if turn is not None:
-                        connection.info[TURN] = turn
-                    try:
-                        return _logged(call, run(steps_of(call, fence), connection))
-                    except LocalTransactionMisused:
-                        if not connection.closed:
-                            connection.invalidate()  # SQLAlchemy takes its transaction for ended: close it to roll back
-                        raise
+                return _logged(call, self._run(call, steps_of(call, fence), fence))
             except Exception as error:
                 next_step = after_error(call, error, runs, time.monotonic() - began_at, fence.database)
                 if isinstance(next_step, Reply):
                     return _logged(call, next_step, error)
             time.sleep(next_step)
+
+    def execute_batch(self, calls: Sequence[IncomingCall], fence: Fence) -> Answers:
+        """Run calls of one action and phase, each of another branch, in one local transaction.
+
+        Never raises for what calls or their handlers do.
+        """
+        batch = batch_of(calls)
+        if batch is None:
+            return Answers()
+        try:
+            replies = self._run(batch.patient, steps_of_batch(batch, fence), fence)
+        except Exception as error:
+            answers = dissolved(batch, error, fence.database)
+        else:
+            return Answers({call.key: _logged(call, reply) for call, reply in zip(batch.calls, replies, strict=True)})
+        if (steps := clearing(batch, fence)) is not None:
+            try:
+                self._run(batch.patient, steps, fence)
+            except Exception as error:
+                logger.warning("what a batch may have left in the fence log could not be looked for: %s", told(error))
+        return answers
+
+    def _run(self, call: IncomingCall, steps: Generator[Step, Any, R], fence: Fence) -> R:
+        """Carry out `steps` on a connection; `call` says how long they may wait for their turn."""
+        with (
+            self._turn_of(call) if fence.database.one_writer else _FREE as turn,
+            self.engine.connect() as connection,
+        ):
+            if turn is not None:
+                connection.info[TURN] = turn
+            try:
+                return run(steps, connection)
+            except LocalTransactionMisused:
+                if not connection.closed:
+                    connection.invalidate()  # SQLAlchemy takes its transaction for ended: close it to roll back
+                raise
 
     @contextmanager
     def _turn_of(self, call: IncomingCall) -> Iterator[Held]:
@@ -146,23 +176,44 @@ class AsyncEngineFence:
         while True:
             runs += 1
             try:
-                async with (
-                    self._turn_of(call) if fence.database.one_writer else _FREE as turn,
-                    self.engine.connect() as connection,
-                ):
-                    if turn is not None:
-                        cast("Connection", connection.sync_connection).info[TURN] = turn
-                    try:
-                        return _logged(call, await run_async(steps_of(call, fence), connection))
-                    except LocalTransactionMisused:
-                        if not connection.closed:
-                            await connection.invalidate()
-                        raise
+                return _logged(call, await self._run(call, steps_of(call, fence), fence))
             except Exception as error:
                 next_step = after_error(call, error, runs, time.monotonic() - began_at, fence.database)
                 if isinstance(next_step, Reply):
                     return _logged(call, next_step, error)
             await asyncio.sleep(next_step)
+
+    async def execute_batch(self, calls: Sequence[IncomingCall], fence: Fence) -> Answers:
+        """As `SyncEngineFence.execute_batch`."""
+        batch = batch_of(calls)
+        if batch is None:
+            return Answers()
+        try:
+            replies = await self._run(batch.patient, steps_of_batch(batch, fence), fence)
+        except Exception as error:
+            answers = dissolved(batch, error, fence.database)
+        else:
+            return Answers({call.key: _logged(call, reply) for call, reply in zip(batch.calls, replies, strict=True)})
+        if (steps := clearing(batch, fence)) is not None:
+            try:
+                await self._run(batch.patient, steps, fence)
+            except Exception as error:
+                logger.warning("what a batch may have left in the fence log could not be looked for: %s", told(error))
+        return answers
+
+    async def _run(self, call: IncomingCall, steps: Generator[Step, Any, R], fence: Fence) -> R:
+        async with (
+            self._turn_of(call) if fence.database.one_writer else _FREE as turn,
+            self.engine.connect() as connection,
+        ):
+            if turn is not None:
+                cast("Connection", connection.sync_connection).info[TURN] = turn
+            try:
+                return await run_async(steps, connection)
+            except LocalTransactionMisused:
+                if not connection.closed:
+                    await connection.invalidate()
+                raise
 
     @asynccontextmanager
     async def _turn_of(self, call: IncomingCall) -> AsyncIterator[Held]:

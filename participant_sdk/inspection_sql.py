@@ -56,7 +56,8 @@ class InspectionSql(UpkeepSql):
         words, log, ended = self._words, database.log, "finished_at IS NOT NULL"
         mine = f"participant = {words.sign}"
         ages = ", ".join(words.age_ms.format(column) for column in ("created_at", "modified_at"))
-        columns = f"xid, branch_id, action, status, {ended}, {ages}, lease_until_ms - {words.now_ms}"
+        lease_left = f"CASE WHEN intent IS NOT NULL THEN lease_until_ms - {words.now_ms} END"
+        columns = f"xid, branch_id, action, status, {ended}, {ages}, {lease_left}"
         self._branches = f"SELECT {columns} FROM {log} WHERE xid > {words.sign} AND xid {{}} {words.sign} AND {mine}"
         self._branch = f"SELECT {columns} FROM {log} WHERE xid = {words.sign} AND branch_id = {words.sign} AND {mine}"
         oldest = f"SELECT participant, status, finished_at FROM {log} ORDER BY xid, branch_id LIMIT {COUNTED_MAX}"

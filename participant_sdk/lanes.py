@@ -1,9 +1,7 @@
 """Which call runs when: one at a time per branch, Try and phase 2 in lanes of their own, and never too many.
 
-Repeats of a call that is under way join it and get its reply; they hold no connection and no worker. Another phase
-of the same branch queues behind it. Confirm and Cancel have their own workers, so that slow Trys never hold them
-up: what is decided must end. `Desk` is the bookkeeping, without threads or tasks; `ThreadLanes` and `TaskLanes`
-run what it lets through.
+Confirm and Cancel have their own workers, so that slow Trys never hold them up: what is decided must end. `desk` and
+`gathering` are the bookkeeping; `ThreadLanes` and `TaskLanes` run what they let through: calls, and batches of them.
 """
 
 from __future__ import annotations
@@ -11,121 +9,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Coroutine
 from queue import SimpleQueue
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from participant_sdk.call import IncomingCall, Reply
+from participant_sdk.desk import STOPPING, Desk, OnReply, Replaced, Work, is_try
 from participant_sdk.errors import describe
-from participant_sdk.fence import Phase
+from participant_sdk.gathering import Answers, Gathering, KeyOf, Line, no_key
 
 logger = logging.getLogger("tricord.participant")
 
-OnReply: TypeAlias = Callable[[Reply], None]
-
-WAITING_FOR_ONE_MAX: Final = 4
-"""How many wait for the same reply. The coordinator has long given up on the calls before the last few."""
 CANCEL_SECONDS: Final = 2.0
-_STOPPING: Final = Reply.unknown("the participant is stopping")
-_REPLACED: Final = Reply.unknown("a later repeat of the call waits in its place")
+_CANCELLED: Final = Reply.unknown("the call was cancelled in this process")
+_BATCH_FAILED: Final = "a batch of %d calls failed, they run one by one"
 
 
-@dataclass(slots=True, eq=False)
-class Work:
-    """A call that runs or will run, and who waits for its reply."""
-
-    call: IncomingCall
-    waiting: list[OnReply]
-    started: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """Who need not wait any longer, and what to say."""
-
-    on_reply: OnReply
-    reply: Reply
-
-
-class Desk:
-    """Admits calls and says what may start. Not safe for threads: its owner locks."""
-
-    def __init__(self, waiting_max: int) -> None:
-        self._waiting_max = waiting_max
-        self._waiting = {True: 0, False: 0}
-        self._branches: dict[tuple[str, int], deque[Work]] = {}
-        self._closed = False
-
-    @property
-    def idle(self) -> bool:
-        """Whether no call is under way."""
-        return not self._branches
-
-    def close(self) -> None:
-        """Admit nothing any more."""
-        self._closed = True
-
-    def admit(self, call: IncomingCall, on_reply: OnReply) -> Work | Reply | Replaced | None:
-        """Work to start now, a reply to give at once, or None: the reply comes when other work ends.
-
-        Replaced: so it does, and another waiter is to be told at once. A call that hangs is repeated for as long as
-        it hangs: if all its repeats waited, they would in time be all that is admitted.
-        """
-        if self._closed:
-            return _STOPPING
-        lane = is_try(call)
-        queue = self._branches.get(call.key, ())
-        same = next((work for work in queue if work.call.identity == call.identity), None)
-        if same is not None and len(same.waiting) >= WAITING_FOR_ONE_MAX:
-            self._join(same, call, on_reply)
-            return Replaced(same.waiting.pop(0), _REPLACED)
-        if self._waiting[lane] >= self._waiting_max:
-            return Reply.unknown(f"the participant is overloaded: {self._waiting_max} calls are waiting")
-        self._waiting[lane] += 1
-        if same is not None:
-            self._join(same, call, on_reply)
-            return None
-        work = Work(call, [on_reply])
-        queue = self._branches.setdefault(call.key, deque())
-        queue.append(work)
-        return work if len(queue) == 1 else None
-
-    def _join(self, work: Work, call: IncomingCall, on_reply: OnReply) -> None:
-        if not work.started and call.expires_at > work.call.expires_at:
-            work.call = replace(work.call, expires_at=call.expires_at)
-        work.waiting.append(on_reply)
-
-    def finish(self, work: Work) -> tuple[list[OnReply], Work | None]:
-        """Take ended work away: who waited for it, and the work of its branch that may start now."""
-        self._waiting[is_try(work.call)] -= len(work.waiting)
-        queue = self._branches[work.call.key]
-        queue.popleft()
-        if queue:
-            return work.waiting, queue[0]
-        del self._branches[work.call.key]
-        return work.waiting, None
-
-
-def is_try(call: IncomingCall) -> bool:
-    """Which of the two lanes a call takes."""
-    return call.phase is Phase.TRY
+Job: TypeAlias = Work | Line[Work]
+"""What a worker runs: a call, or the next batch of a line."""
 
 
 class Workers:
     """Daemon threads that run what is put: a handler that never ends does not keep the process from ending."""
 
-    def __init__(self, count: int, name: str, run: Callable[[Work], None]) -> None:
+    def __init__(self, count: int, name: str, run: Callable[[Job], None]) -> None:
         self._count = count
         self._run = run
-        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
         for number in range(1, count + 1):
             threading.Thread(target=self._loop, name=f"{name}-{number}", daemon=True).start()
 
-    def put(self, work: Work) -> None:
-        """Run `work` as soon as a thread is free."""
-        self._queue.put(work)
+    def put(self, job: Job) -> None:
+        """Run `job` as soon as a thread is free."""
+        self._queue.put(job)
 
     def stop(self) -> None:
         """End the threads when all that was put has run."""
@@ -133,17 +49,25 @@ class Workers:
             self._queue.put(None)
 
     def _loop(self) -> None:
-        while (work := self._queue.get()) is not None:
-            self._run(work)
+        while (job := self._queue.get()) is not None:
+            self._run(job)
 
 
 class ThreadLanes:
     """Runs calls in two sets of threads. `submit` may come from any thread; replies come in the workers'."""
 
     def __init__(
-        self, execute: Callable[[IncomingCall], Reply], try_workers: int, phase2_workers: int, waiting_max: int
+        self,
+        execute: Callable[[IncomingCall], Reply],
+        try_workers: int,
+        phase2_workers: int,
+        waiting_max: int,
+        execute_batch: Callable[[list[IncomingCall]], Answers] | None = None,
+        batch_key_of: KeyOf = no_key,
     ) -> None:
         self._execute = execute
+        self._execute_batch = execute_batch or _none_together
+        self._gathering: Gathering[Work] = Gathering(batch_key_of)
         self._desk = Desk(waiting_max)
         self._changed = threading.Condition()
         self._workers = {
@@ -158,9 +82,51 @@ class ThreadLanes:
         _follow(admitted, on_reply, self._start)
 
     def _start(self, work: Work) -> None:
-        self._workers[is_try(work.call)].put(work)
+        job: Job | None = work
+        key = self._gathering.key_of(work.call)  # the user's code, which must not hold the lock
+        if key is not None:
+            with self._changed:
+                job = self._gathering.join(key, work)
+        if job is not None:
+            self._workers[is_try(work.call)].put(job)
 
-    def _run(self, work: Work) -> None:
+    def _run(self, job: Job) -> None:
+        if isinstance(job, Work):
+            self._run_alone(job)
+        else:
+            self._run_batch(job)
+
+    def _run_batch(self, line: Line[Work]) -> None:
+        with self._changed:
+            works = line.take()
+            for work in works:
+                work.started = True
+        if len(works) == 1:
+            self._run_alone(works[0])
+        else:
+            for work in self._run_together(works):
+                self._workers[is_try(work.call)].put(work)
+        with self._changed:
+            goes_on = self._gathering.ended(line)
+        if goes_on:
+            self._workers[is_try(works[0].call)].put(line)
+
+    def _run_together(self, works: list[Work]) -> list[Work]:
+        """Run a batch; what of it is to be run by itself."""
+        answers = Answers()
+        try:
+            answers = self._execute_batch([work.call for work in works])
+        except BaseException:
+            logger.exception(_BATCH_FAILED, len(works))
+        alone = [work for work in works if work.call.key not in answers.replies]
+        with self._changed:
+            self._gathering.learn(answers)
+            for work in alone:
+                work.started = False
+        self._finish([(work, answers.replies[work.call.key]) for work in works if work.call.key in answers.replies])
+        return alone
+
+    def _run_alone(self, work: Work) -> None:
         with self._changed:
             work.started = True
         try:
@@ -168,11 +134,15 @@ class ThreadLanes:
         except BaseException as error:  # a handler that calls sys.exit() ends its call, not the worker
             logger.exception("%s: unknown", work.call)
             reply = Reply.unknown(describe(error))
+        self._finish([(work, reply)])
+
+    def _finish(self, ended: list[tuple[Work, Reply]]) -> None:
         with self._changed:
-            waiting, following = self._desk.finish(work)
-        _tell(waiting, reply)
-        if following is not None:
-            self._start(following)
+            finished = [(*self._desk.finish(work), reply) for work, reply in ended]
+        for waiting, following, reply in finished:
+            _tell(waiting, reply)
+            if following is not None:
+                self._start(following)
         with self._changed:
             self._changed.notify_all()
 
@@ -196,8 +166,12 @@ class TaskLanes:
         try_workers: int,
         phase2_workers: int,
         waiting_max: int,
+        execute_batch: Callable[[list[IncomingCall]], Awaitable[Answers]] | None = None,
+        batch_key_of: KeyOf = no_key,
     ) -> None:
         self._execute = execute
+        self._execute_batch = execute_batch or _none_together_async
+        self._gathering: Gathering[Work] = Gathering(batch_key_of)
         self._desk = Desk(waiting_max)
         self._places = {True: asyncio.Semaphore(try_workers), False: asyncio.Semaphore(phase2_workers)}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -209,27 +183,78 @@ class TaskLanes:
         _follow(admitted, on_reply, self._start)
 
     def _start(self, work: Work) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(work))
+        key = self._gathering.key_of(work.call)
+        if key is None:
+            self._spawn(self._run_alone(work))
+        elif (line := self._gathering.join(key, work)) is not None:
+            self._spawn(self._run_batch(line))
+
+    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(job)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, work: Work) -> None:
-        reply = Reply.unknown("the call was cancelled in this process")
+    async def _run_alone(self, work: Work) -> None:
+        reply = _CANCELLED
         try:
             async with self._places[is_try(work.call)]:
-                work.started = True
-                reply = await self._execute(work.call)
+                reply = await self._reply(work)
+        finally:  # also when a handler lets a CancelledError out
+            self._finish(work, reply)
+
+    async def _reply(self, work: Work) -> Reply:
+        work.started = True
+        try:
+            return await self._execute(work.call)
         except Exception as error:
             logger.exception("%s: unknown", work.call)
-            reply = Reply.unknown(describe(error))
-        finally:  # also when a handler lets a CancelledError out
-            waiting, following = self._desk.finish(work)
-            _tell(waiting, reply)
-            while following is not None and self._abandoned:
-                waiting, following = self._desk.finish(following)
-                _tell(waiting, _STOPPING)
-            if following is not None:
-                self._start(following)
+            return Reply.unknown(describe(error))
+
+    async def _run_batch(self, line: Line[Work]) -> None:
+        """The next batch of a line; in the end, a task for what has come meanwhile."""
+        works: list[Work] = []
+        answers: Answers | None = None
+        try:
+            async with self._places[is_try(line.waiting[0].call)]:
+                works = line.take()
+                answers = await self._together(works)
+        finally:
+            for work in works:
+                if answers is None:
+                    self._finish(work, _CANCELLED)
+                elif (reply := answers.replies.get(work.call.key)) is not None:
+                    self._finish(work, reply)
+                elif self._abandoned:
+                    self._finish(work, STOPPING)
+                else:
+                    work.started = False
+                    self._spawn(self._run_alone(work))
+            while self._abandoned and line.waiting:
+                self._finish(line.waiting.popleft(), STOPPING)
+            if self._gathering.ended(line):
+                self._spawn(self._run_batch(line))
+
+    async def _together(self, works: list[Work]) -> Answers:
+        if len(works) == 1:
+            return Answers({works[0].call.key: await self._reply(works[0])})
+        for work in works:
+            work.started = True
+        try:
+            answers = await self._execute_batch([work.call for work in works])
+        except Exception:
+            logger.exception(_BATCH_FAILED, len(works))
+            return Answers()
+        self._gathering.learn(answers)
+        return answers
+
+    def _finish(self, work: Work, reply: Reply) -> None:
+        waiting, following = self._desk.finish(work)
+        _tell(waiting, reply)
+        while following is not None and self._abandoned:
+            waiting, following = self._desk.finish(following)
+            _tell(waiting, STOPPING)
+        if following is not None:
+            self._start(following)
 
     async def drain(self, grace: float) -> bool:
         """Admit no more calls and wait up to `grace` seconds for those under way; whether all have ended.
@@ -253,6 +278,14 @@ class TaskLanes:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks, timeout=CANCEL_SECONDS)  # a handler may not let itself be cancelled
+
+
+def _none_together(calls: list[IncomingCall]) -> Answers:
+    return Answers()
+
+
+async def _none_together_async(calls: list[IncomingCall]) -> Answers:
+    return Answers()
 
 
 def _follow(admitted: Work | Reply | Replaced | None, on_reply: OnReply, start: Callable[[Work], None]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from participant_sdk import external
 from participant_sdk.actions import Actions
@@ -36,6 +36,7 @@ from participant_sdk.handling import (
 from participant_sdk.payload import PayloadError
 from participant_sdk.steps import CallFailed, RunAgain, Step
 
+R = TypeVar("R")
 Steps = Generator[Step, Any, Reply]
 
 SUSPENDED: Final = Refusal("suspended", "this branch was cancelled before its Try arrived")
@@ -51,6 +52,10 @@ RUN_SECONDS_MIN: Final = 2 * REPLY_MARGIN_MS / 1000
 """Less time than that is not worth another run; a wait for a lock that was in vain leaves about half of it."""
 PAUSE_FIRST_SECONDS: Final = 0.005
 PAUSE_MAX_SECONDS: Final = 0.5
+
+
+class TimeIsUp(CallFailed):
+    """Nobody waits for this Try any more, and its handler has not begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +75,15 @@ class Fence:
 
 def steps_of(call: IncomingCall, fence: Fence) -> Steps:
     """One call from BEGIN to COMMIT; returns its reply. An exception out of it means: roll back, outcome unknown."""
-    steps = _steps_begun(call, fence)
+    return restoring(_steps_begun(call, fence), fence)
+
+
+def restoring(steps: Generator[Step, Any, R], fence: Fence) -> Generator[Step, Any, R]:
+    """Steps, and after them whatever gives the connection back to the user's pool as it was."""
     return _restoring(steps, fence) if fence.database.restores else steps
 
 
-def _restoring(steps: Steps, fence: Fence) -> Steps:
+def _restoring(steps: Generator[Step, Any, R], fence: Fence) -> Generator[Step, Any, R]:
     try:
         reply = yield from steps
     except Exception:
@@ -86,8 +95,12 @@ def _restoring(steps: Steps, fence: Fence) -> Steps:
 
 def _steps_begun(call: IncomingCall, fence: Fence) -> Steps:
     meeting: Meeting = yield from fence.database.meet(call)
-    row = meeting.row
-    verdict = decide(call.phase, row.status, row.holds(call), row.progress) if row else decide(call.phase, None, True)
+    return (yield from decided(call, meeting, fence))
+
+
+def decided(call: IncomingCall, meeting: Meeting, fence: Fence) -> Steps:
+    """What the table says of a call that has met its row, carried out."""
+    row, verdict = meeting.row, verdict_of(call, meeting)
     match verdict, row:
         case Verdict.RUN_TRY, None:
             return (yield from _run_try(call, fence, meeting))
@@ -107,6 +120,14 @@ def _steps_begun(call: IncomingCall, fence: Fence) -> Steps:
         case _:
             yield from fence.database.leave()
             return _answer(verdict, row)
+
+
+def verdict_of(call: IncomingCall, meeting: Meeting) -> Verdict:
+    """The table's cell for a call that has met its row. Raises CallFailed for a row of a newer version."""
+    row = meeting.row
+    if row is None:
+        return decide(call.phase, None, True)
+    return decide(call.phase, row.status, row.holds(call), row.progress)
 
 
 def _answer(verdict: Verdict, row: FenceRow | None) -> Reply:
@@ -179,7 +200,7 @@ def _run_try_again(call: IncomingCall, fence: Fence, intent: str | None) -> Step
 
 def _check_time(call: IncomingCall) -> None:
     if call.seconds_left() <= 0:
-        raise CallFailed("its time was up before its handler could start")
+        raise TimeIsUp("its time was up before its handler could start")
 
 
 def _run_phase2(call: IncomingCall, fence: Fence, status: Status, row: FenceRow) -> Steps:

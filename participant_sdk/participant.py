@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from participant_sdk import serve
 from participant_sdk.actions import ActionDefinition, Actions, check_name, complete_actions
+from participant_sdk.batch_keys import BatchKey, BatchKeys, check_declared
 from participant_sdk.call import IncomingCall, Reply
 from participant_sdk.engines import AsyncEngineFence, SyncEngineFence
 from participant_sdk.enlist import TaskEnlisting, ThreadEnlisting, not_served
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.fence_tables import DEFAULT, FenceTables
+from participant_sdk.gathering import Answers
 from participant_sdk.holds import HoldsQuery, declare
 from participant_sdk.lanes import TaskLanes, ThreadLanes
 from participant_sdk.local_transaction import TRY_AGE_MAX_MS, Fence
@@ -106,14 +108,22 @@ class Participant:
         self._tried_memory = TriedMemory()
 
     def action(
-        self, name: str, *, external: bool = False, lease: timedelta = LEASE
+        self,
+        name: str,
+        *,
+        external: bool = False,
+        lease: timedelta = LEASE,
+        batch: bool = False,
+        batch_key: BatchKey | None = None,
     ) -> Callable[[Callable[P, R]], ActionDefinition[P, R]]:
         """Decorator of a Try handler `(call: Call[T], db)`; its result has the decorators `.confirm` and `.cancel`.
 
         `name` is what initiators call, 1 to 64 characters of `A-Z a-z 0-9 . _ -`. `external`: Try has an effect outside
         the database; then Cancel reaches it even if Try failed, but waits for `lease`, which must be longer than the
-        handler ever takes. Raises ConfigurationError.
+        handler ever takes. `batch`: calls of one kind and one `batch_key` (a field of the payload, or a function of
+        it) that wait while others of it run then share one local transaction. Raises ConfigurationError.
         """
+        check_declared(name, batch, batch_key, external)
         if not timedelta(seconds=1) <= lease <= LEASE_MAX:
             raise ConfigurationError(f"the lease of action {name!r} is {lease}, but must be 1 s to {LEASE_MAX}")
 
@@ -125,6 +135,7 @@ class Participant:
                 try_handler,
                 asynchronous=self._asynchronous,
                 lease_ms=lease // timedelta(milliseconds=1) if external else None,
+                batch_key=batch_key,
                 enlist=self._enlist,
             )
             self._definitions[name] = definition
@@ -183,7 +194,12 @@ class Participant:
         def execute(call: IncomingCall) -> Reply:
             return self._tried_memory.completed(call, engine_fence.execute(call, fence))
 
-        lanes = ThreadLanes(execute, self._try_workers, self._phase2_workers, self._waiting_max)
+        def execute_batch(calls: list[IncomingCall]) -> Answers:
+            return self._tried_memory.completed_all(calls, engine_fence.execute_batch(calls, fence))
+
+        key_of = BatchKeys(fence.actions).of
+        workers = self._try_workers, self._phase2_workers
+        lanes = ThreadLanes(execute, *workers, self._waiting_max, execute_batch, key_of)
         self._enlisting = ThreadEnlisting(self.name, fence, lanes)
 
         def begin_upkeep(coordinator: str, upkeep: Upkeep) -> ThreadUpkeep:
@@ -203,7 +219,12 @@ class Participant:
         async def execute(call: IncomingCall) -> Reply:
             return self._tried_memory.completed(call, await engine_fence.execute(call, fence))
 
-        lanes = TaskLanes(execute, self._try_workers, self._phase2_workers, self._waiting_max)
+        async def execute_batch(calls: list[IncomingCall]) -> Answers:
+            return self._tried_memory.completed_all(calls, await engine_fence.execute_batch(calls, fence))
+
+        key_of = BatchKeys(fence.actions).of
+        workers = self._try_workers, self._phase2_workers
+        lanes = TaskLanes(execute, *workers, self._waiting_max, execute_batch, key_of)
         self._enlisting = TaskEnlisting(self.name, fence, lanes)
 
         def begin_upkeep(coordinator: str, upkeep: Upkeep) -> TaskUpkeep:

@@ -8,11 +8,13 @@ named, and the transaction cannot be confirmed: safe, but a pity.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from participant_sdk.call import IncomingCall, Outcome, Reply
 from participant_sdk.fence import Phase
+from participant_sdk.gathering import Answers
 
 REMEMBERED_MAX: Final = 10_000
 
@@ -37,3 +39,9 @@ class TriedMemory:
             return reply
         remembered = self._seen.get(call.key)
         return reply if remembered is None else replace(reply, tried_branch_ids=remembered)
+
+    def completed_all(self, calls: Sequence[IncomingCall], answers: Answers) -> Answers:
+        """The replies to `calls` of a batch, with what is remembered."""
+        replies = answers.replies
+        completed = {call.key: self.completed(call, replies[call.key]) for call in calls if call.key in replies}
+        return replace(answers, replies=completed)

@@ -8,8 +8,9 @@ statement of the call, which must hit exactly one row; COMMIT. They decide nothi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
-from typing import Any, ClassVar, Final, TypeVar
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Dialect
 from sqlalchemy import exc as sqlalchemy_errors
@@ -35,6 +36,45 @@ REPLY_MARGIN_MS: Final = 100
 IDLE_MIN_MS: Final = 10_000
 
 FENCE_CHECKED: Final = "tricord.fence_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The handler of a batch's member has returned."""
+
+    call: IncomingCall
+    status: Status
+    result: Payload | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaidNo:
+    """A Try of a batch is refused. `handled`: by its handler, whose work is undone."""
+
+    call: IncomingCall
+    refusal: Refusal
+    handled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A Try of a batch leaves nothing: the row that the batch made for it goes. `mark`: the batch's."""
+
+    call: IncomingCall
+    mark: int
+
+
+Ended: TypeAlias = Finished | SaidNo | Withdrawn
+"""How a member of a batch has ended, as it is to be stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The Confirm or Cancel of a batch that is to run next, and the row that it met."""
+
+    call: IncomingCall
+    row: FenceRow
+    status: Status
 
 
 class Database(ABC):
@@ -90,6 +130,32 @@ class Database(ABC):
     @abstractmethod
     def commit(self) -> Script[None]:
         """Commit what `meet` has inserted."""
+
+    @abstractmethod
+    def meet_all(self, calls: Sequence[IncomingCall], mark: int) -> Script[list[Meeting]]:
+        """As `meet`, for a batch: calls of one phase, sorted by branch, each of another.
+
+        All rows are taken before any handler runs, in the order of their keys, so that batches and single calls never
+        wait for one another in a circle (rule F1). The new rows of Trys carry `mark`, a negative number, until they
+        are finished. May raise RunAgain, after which the calls have to be run one by one.
+        """
+
+    @abstractmethod
+    def next_member(self, ended: Sequence[Ended], start: Start | None) -> Script[None]:
+        """In a batch: store how its last members have ended, make the `start` of the next, and set its savepoint."""
+
+    def has_begun(self) -> Script[bool]:
+        """After an error in a batch: whether the last `next_member` came to its end, if that was not waited for."""
+        yield from ()
+        return True
+
+    @abstractmethod
+    def end_batch(self, ended: Sequence[Ended]) -> Script[None]:
+        """Store how the last members have ended, and commit."""
+
+    @abstractmethod
+    def clear(self, calls: Sequence[IncomingCall], mark: int) -> Script[None]:
+        """Delete what rows of Trys still carry `mark`, if there are any, and commit."""
 
     @abstractmethod
     def lease(self, call: IncomingCall, old: str | None, new: str, milliseconds: int) -> Script[None]:
@@ -158,6 +224,11 @@ def wait_ms(call: IncomingCall) -> int:
     """
     least = LOCK_WAIT_MIN_MS if call.phase is Phase.TRY else PHASE2_WAIT_MIN_MS
     return max(least, int(call.seconds_left() * 1000) - REPLY_MARGIN_MS)
+
+
+def most_patient(calls: Sequence[IncomingCall]) -> IncomingCall:
+    """The call of a batch by whose time its waits are bounded: one that is in a hurry must not make all fail."""
+    return max(calls, key=lambda call: call.expires_at)
 
 
 def idle_ms(lock_ms: int) -> int:

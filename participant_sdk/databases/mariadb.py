@@ -8,6 +8,7 @@ waiters for one row are run again (rule C8).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from sqlalchemy import Connection, Dialect
@@ -21,10 +22,11 @@ from participant_sdk.databases.database import (
     idle_ms,
     is_refused_connection,
     known_to_sqlalchemy,
+    most_patient,
     noted,
     wait_ms,
 )
-from participant_sdk.databases.statements import OneByOne, new_row, row_of, this
+from participant_sdk.databases.statements import OneByOne, new_row, new_rows, row_of, these, this
 from participant_sdk.fence_row import MEETS_WITH, Meeting
 from participant_sdk.fence_tables import FenceTables
 from participant_sdk.steps import Ask, Look, Rollback, RunAgain, Send
@@ -84,6 +86,32 @@ class MariaDb(OneByOne):
         if status is not None:  # it was there when the insert met it: its local transaction was rolled back since
             raise RunAgain("the fence row went away between two statements")
         return Meeting(None)
+
+    def meet_all(self, calls: Sequence[IncomingCall], mark: int) -> Script[list[Meeting]]:
+        """See Database.
+
+        The insert locks what is there already as firmly as what it makes, so that nobody has to wait twice for a row:
+        two that share a lock after a duplicate's error would deadlock. It does not tell which is which; the mark does.
+        """
+        yield from self._check_fence()
+        yield from self.bounds(most_patient(calls))
+        status = MEETS_WITH.get(calls[0].phase)
+        if status is not None:
+            insert = self._insert_marked + ", ".join([self._marked] * len(calls))
+            yield Send(f"{insert} ON DUPLICATE KEY UPDATE xid = {self.log}.xid", new_rows(calls, status, mark))
+        keys = ", ".join(["(%s, %s)"] * len(calls))
+        # Named, since for a small table the whole of it may seem cheaper, and would be locked.
+        read = (
+            f"SELECT xid, branch_id, lease_until_ms <=> %s AND intent IS NULL, {self.NOW_MS}, {self._columns} "
+            f"FROM {self.log} FORCE INDEX (PRIMARY) WHERE (xid, branch_id) IN ({keys}) "
+            "ORDER BY xid, branch_id FOR UPDATE"
+        )
+        met = {}
+        for xid, branch_id, is_new, now_ms, *values in (yield Send(read, [mark, *these(calls)])).rows:
+            met[xid, branch_id] = Meeting(None, int(now_ms)) if is_new else Meeting(row_of(values))
+        if len(met) < len(calls):  # the gaps are locked now: whoever inserts there would wait for all of the batch
+            raise RunAgain("a branch has no fence row")
+        return [met[call.key] for call in calls]
 
     def bounds(self, call: IncomingCall) -> Script[None]:
         """The driver begins by itself; the limits are the session's, so `restore` gives back the user's."""

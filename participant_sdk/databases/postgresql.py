@@ -11,13 +11,10 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import psycopg
-from psycopg import generators
-from psycopg.pq import ExecStatus, TransactionStatus
 from sqlalchemy import Connection, Dialect
 from sqlalchemy import exc as sqlalchemy_errors
 
@@ -27,24 +24,28 @@ from participant_sdk.databases.database import (
     ROLLBACK_TO,
     SAVEPOINT,
     Database,
+    Ended,
+    Finished,
+    SaidNo,
     Script,
+    Start,
+    Withdrawn,
     idle_ms,
     is_refused_connection,
-    known_to_sqlalchemy,
+    most_patient,
+    noted,
     wait_ms,
 )
+from participant_sdk.databases.postgresql_script import READY, Changed, NotPrepared, PgScript, PgSettle, Prepared
 from participant_sdk.fence import Phase, Status
 from participant_sdk.fence_row import MEETS_WITH, FenceRow, Meeting, RowGone, status_of
 from participant_sdk.fence_tables import FenceTables
 from participant_sdk.payload import Payload
-from participant_sdk.steps import Look, Rollback, RunAgain, drop_if_lost
+from participant_sdk.steps import Look, Rollback, RunAgain
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
-    from sqlalchemy.ext.asyncio import AsyncConnection
 
-_READY: Final = "tricord.ready"
-_IN_FULL: Final = "tricord.in_full"
 
 _ROW: Final = (
     "participant, status, finished_at IS NOT NULL, fingerprint_algorithm, encode(fingerprint, 'hex'), "
@@ -58,10 +59,11 @@ _FINISHED: Final = (
 _MINE: Final = "status = $3 AND finished_at IS NULL AND intent IS NOT DISTINCT FROM $4"
 _ONE_ROW: Final = "WITH hit AS ({update} RETURNING 1) SELECT 1 / count(*) FROM hit"
 
-_DIVISION_BY_ZERO: Final = "22012"
-_NOT_PREPARED: Final = "26000"
+_DEFERS: Final = "tricord.defers"
+"""In the connection's `info`: whether there were constraints to defer when it was new."""
+_DEFERRABLE: Final = "SELECT 1 FROM pg_constraint WHERE condeferrable LIMIT 1"
+
 _ALREADY_PREPARED: Final = "42P05"
-_PLAN_OUTDATED: Final = "0A000"
 
 _TRANSIENT_SQLSTATES: Final = frozenset(
     {
@@ -77,123 +79,6 @@ _TRANSIENT_SQLSTATES: Final = frozenset(
 )
 
 
-class NotPrepared(RunAgain):
-    """The fence's prepared statements were gone. psycopg deallocates all that there are when it has rolled back."""
-
-    def __init__(self) -> None:
-        super().__init__("the fence's prepared statements were gone")
-
-
-class Changed(RunAgain):
-    """A row that was met is not as it was."""
-
-    def __init__(self) -> None:
-        super().__init__("the fence row was changed meanwhile")
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A statement of the fence with its arguments, as SQL."""
-
-    name: str
-    sql: str
-    arguments: Sequence[str]
-
-    def in_full(self) -> str:
-        """As what runs it where nothing can be prepared."""
-        return _PARAMETER.sub(lambda found: self.arguments[int(found[1]) - 1], self.sql)
-
-
-_PARAMETER: Final = re.compile(r"\$(\d)")
-
-
-@dataclass(slots=True)
-class PgScript:
-    """The step that sends a script, `prepared` between `before` and `after`; gives the result of each statement.
-
-    `missed` is raised when the statement number `counted` (from 0), one that must hit a row, has hit none. A script
-    `of` a fence begins a local transaction; on a connection that is not ready for this fence it gives None instead.
-    """
-
-    before: str
-    prepared: Prepared | None = None
-    after: str = ""
-    missed: type[Exception] | None = None
-    counted: int = 0
-    of: tuple[str, str] | None = None
-
-    def perform(self, connection: Connection) -> Sequence[PGresult] | None:
-        """See Step."""
-        fairy = connection.connection
-        raw: psycopg.Connection[Any] = fairy.dbapi_connection  # type: ignore[assignment]
-        if self.of is not None:
-            if fairy.info.get(_READY) != self.of:
-                return None
-            known_to_sqlalchemy(connection)
-        try:
-            raw.pgconn.send_query(self._sql(fairy.info, raw).encode())
-            results: Sequence[PGresult] = raw.wait(generators.execute(raw.pgconn))
-            if results[-1].status == ExecStatus.FATAL_ERROR:
-                raise self._error(results, raw)
-        except psycopg.Error as error:
-            raise self._told(error, connection) from error
-        return results
-
-    async def perform_async(self, connection: AsyncConnection) -> Sequence[PGresult] | None:
-        """See Step."""
-        synchronous = cast(Connection, connection.sync_connection)
-        if synchronous.invalidated:  # it is made anew by whoever asks for it
-            await connection.run_sync(lambda lost: lost.connection)
-        fairy = synchronous.connection
-        raw: psycopg.AsyncConnection[Any] = fairy.driver_connection  # type: ignore[assignment]
-        if self.of is not None:
-            if fairy.info.get(_READY) != self.of:
-                return None
-            await connection.run_sync(known_to_sqlalchemy)  # a listener of the engine may execute something
-        try:
-            raw.pgconn.send_query(self._sql(fairy.info, raw).encode())
-            results: Sequence[PGresult] = await raw.wait(generators.execute(raw.pgconn))
-            if results[-1].status == ExecStatus.FATAL_ERROR:
-                raise self._error(results, raw)
-        except psycopg.Error as error:
-            raise self._told(error, synchronous) from error
-        return results
-
-    def _sql(self, info: dict[Any, Any], raw: Any) -> str:
-        sql = self.before
-        # It has begun if the engine has a listener that executes something at every beginning.
-        if self.of is not None and raw.pgconn.transaction_status == TransactionStatus.IDLE:
-            sql = _BEGIN[raw.isolation_level] + sql
-        if (prepared := self.prepared) is not None:
-            if raw.prepare_threshold is None or (self.of is None and _IN_FULL in info):
-                sql += prepared.in_full()
-            else:
-                sql = f"{sql}EXECUTE {prepared.name}({','.join(prepared.arguments)})"
-        return sql + self.after
-
-    def _error(self, results: Sequence[PGresult], raw: Any) -> Exception:
-        error = psycopg.errors.error_from_result(results[-1], encoding=raw.info.encoding)
-        if self.missed is not None and len(results) == self.counted + 1 and error.sqlstate == _DIVISION_BY_ZERO:
-            return self.missed()
-        return error
-
-    def _told(self, error: psycopg.Error, connection: Connection) -> Exception:
-        """What `error` means. SQLAlchemy, past which it came, is told if the connection is lost."""
-        if error.sqlstate == _NOT_PREPARED or (error.sqlstate == _PLAN_OUTDATED and "cached plan" in str(error)):
-            connection.info.pop(_READY, None)
-            if self.of is None:  # it happened since the beginning, and may happen each time
-                connection.info[_IN_FULL] = True
-            return NotPrepared()
-        drop_if_lost(connection, error)
-        return error
-
-
-_BEGIN: Final = {None: "BEGIN;"} | {
-    level: f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')};" for level in psycopg.IsolationLevel
-}
-"""As the driver would say it, which leaves the engine's isolation level to that statement."""
-
-
 class PostgreSQL(Database):
     """See the module. Works under READ COMMITTED, REPEATABLE READ and SERIALIZABLE, whichever the engine has."""
 
@@ -202,16 +87,34 @@ class PostgreSQL(Database):
         "meet_new": "varchar, bigint, varchar, varchar, smallint, smallint, bytea",
         "read": "varchar, bigint",
         "start": "varchar, bigint, smallint, varchar, smallint, boolean",
+        "start_one": "varchar, bigint, smallint, varchar, smallint, boolean",
         "finish": "varchar, bigint, smallint, varchar",
         "finish_with_result": "varchar, bigint, smallint, varchar, bytea, text",
         "refuse": "varchar, bigint, smallint, varchar, smallint, text, text",
         "lease": "varchar, bigint, smallint, varchar, varchar, bigint",
         "lapse": "varchar, bigint, smallint, varchar",
+        "meet_all": "varchar[], bigint[], varchar, varchar, smallint, smallint, bytea[], bigint",
+        "read_all": "varchar[], bigint[]",
+        "lock_all": "varchar[], bigint[]",
+        "delete_marked": "varchar, bigint, bigint",
+        "clear": "varchar[], bigint[], bigint",
     }
 
     def __init__(self, dialect: Dialect, tables: FenceTables) -> None:
         super().__init__(dialect, tables)
         row, log = _ROW.format(now_ms=_NOW_MS), _as_it_is(self.log)
+        # One look-up after another, in the order of the keys: a join could choose to read the whole table.
+        read_all = (
+            "SELECT found.* FROM (SELECT * FROM unnest($1, $2) WITH ORDINALITY AS key (x, b, place) ORDER BY place) "
+            f"AS key CROSS JOIN LATERAL (SELECT xid, branch_id, {row} FROM {log} WHERE xid = key.x "
+            "AND branch_id = key.b"
+        )
+        start = (
+            f"UPDATE {log} SET status = $5, modified_at = clock_timestamp(), finished_at = NULL, "
+            f"intent = NULL, lease_until_ms = NULL WHERE {_THIS} AND status = $3 AND intent IS NOT DISTINCT FROM $4 "
+            "AND (finished_at IS NOT NULL) = $6"
+        )
+        unmet = "AND intent IS NULL AND finished_at IS NULL"
         finish = f"UPDATE {log} SET {_FINISHED}{{more}} WHERE {_THIS} AND {_MINE}"
         insert = (
             f"INSERT INTO {log} (xid, branch_id, participant, action, status, fingerprint_algorithm, fingerprint, "
@@ -224,9 +127,8 @@ class PostgreSQL(Database):
             f"SELECT {_NOW_MS}, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM made "
             f"UNION ALL SELECT NULL, {row} FROM {log} WHERE {_THIS}",
             "read": f"SELECT NULL, {row} FROM {log} WHERE {_THIS}",
-            "start": f"UPDATE {log} SET status = $5, modified_at = clock_timestamp(), finished_at = NULL, "
-            f"intent = NULL, lease_until_ms = NULL WHERE {_THIS} AND status = $3 AND intent IS NOT DISTINCT FROM $4 "
-            "AND (finished_at IS NOT NULL) = $6",
+            "start": start,
+            "start_one": _ONE_ROW.format(update=start),
             "finish": _ONE_ROW.format(update=finish.format(more="")),
             "finish_with_result": _ONE_ROW.format(update=finish.format(more=", result = $5, result_content_type = $6")),
             "refuse": _ONE_ROW.format(
@@ -236,6 +138,16 @@ class PostgreSQL(Database):
                 update=f"UPDATE {log} SET intent = $5, lease_until_ms = {_NOW_MS} + $6 WHERE {_THIS} AND {_MINE}"
             ),
             "lapse": f"UPDATE {log} SET lease_until_ms = 0 WHERE {_THIS} AND {_MINE}",
+            "meet_all": f"INSERT INTO {log} (xid, branch_id, participant, action, status, fingerprint_algorithm, "
+            "fingerprint, lease_until_ms, created_at, modified_at) SELECT new.xid, new.branch_id, $3, $4, $5, $6, "
+            "new.fingerprint, $8, clock_timestamp(), clock_timestamp() "
+            "FROM unnest($1, $2, $7) WITH ORDINALITY AS new (xid, branch_id, fingerprint, place) ORDER BY new.place "
+            f"ON CONFLICT DO NOTHING RETURNING xid, branch_id, {_NOW_MS}",
+            "read_all": f"{read_all} OFFSET 0) AS found",
+            "lock_all": f"{read_all} FOR UPDATE) AS found",
+            "delete_marked": _ONE_ROW.format(update=f"DELETE FROM {log} WHERE {_THIS} AND lease_until_ms = $3 {unmet}"),
+            "clear": f"DELETE FROM {log} WHERE (xid, branch_id) IN (SELECT * FROM unnest($1, $2)) "
+            f"AND lease_until_ms = $3 {unmet}",
         }
         # Named after their text: two fences, or two versions, on one connection do not take each other's.
         self._names = {key: f"tricord_{key}_{zlib.crc32(sql.encode()):08x}" for key, sql in self._sql.items()}
@@ -283,23 +195,86 @@ class PostgreSQL(Database):
 
     def finish(self, call: IncomingCall, status: Status, result: Payload | None, intent: str | None) -> Script[None]:
         """See Database."""
+        yield PgScript(_HANDLED, self._finish(call, status, result, intent), ";COMMIT", RowGone, counted=2)
+
+    def _finish(self, call: IncomingCall, status: Status, result: Payload | None, intent: str | None) -> Prepared:
         if result is None:
-            last = self._prepared("finish", _mine(call, status, intent))
-        else:
-            arguments = (*_mine(call, status, intent), _bytes(result.data), _text(result.content_type))
-            last = self._prepared("finish_with_result", arguments)
-        yield PgScript(_HANDLED, last, ";COMMIT", RowGone, counted=2)
+            return self._prepared("finish", _mine(call, status, intent))
+        arguments = (*_mine(call, status, intent), _bytes(result.data), _text(result.content_type))
+        return self._prepared("finish_with_result", arguments)
 
     def refuse(self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None) -> Script[None]:
         """See Database."""
-        arguments = (
-            *_mine(call, Status.TRIED, intent),
-            f"{Status.ROLLBACKED:d}",
-            _text(refusal.reason),
-            _text(refusal.message),
-        )
         back = f"{ROLLBACK_TO};" if handled else ""
-        yield PgScript(back, self._prepared("refuse", arguments), ";COMMIT", RowGone, counted=int(handled))
+        yield PgScript(back, self._refuse(call, refusal, intent), ";COMMIT", RowGone, counted=int(handled))
+
+    def _refuse(self, call: IncomingCall, refusal: Refusal, intent: str | None) -> Prepared:
+        more = f"{Status.ROLLBACKED:d}", _text(refusal.reason), _text(refusal.message)
+        return self._prepared("refuse", (*_mine(call, Status.TRIED, intent), *more))
+
+    def meet_all(self, calls: Sequence[IncomingCall], mark: int) -> Script[list[Meeting]]:
+        """See Database."""
+        these = _these(calls)
+        status = MEETS_WITH.get(calls[0].phase)
+        first = most_patient(calls)
+        if status is None:
+            results = yield from self._first(first, self._prepared("lock_all", these))
+            met = _met(results[-1])
+            return [met.get(call.key, Meeting(None)) for call in calls]
+        is_try = calls[0].phase is Phase.TRY
+        arguments = (
+            *these,
+            _word(calls[0].participant),
+            _word(calls[0].action),
+            f"{status:d}",
+            f"{FINGERPRINT_ALGORITHM}",
+            f"ARRAY[{','.join(_bytes(call.fingerprint) for call in calls)}]::bytea[]",
+            str(mark) if is_try else "NULL",
+        )
+        results = yield from self._first(first, self._prepared("meet_all", arguments))
+        met = _made(results[-1])
+        old = [call for call in calls if call.key not in met]
+        if old:  # a repeat of a Try changes nothing, so that it need not lock
+            results = yield PgScript("", self._prepared("read_all" if is_try else "lock_all", _these(old)))
+            met |= _met(results[-1])
+        if len(met) < len(calls):
+            raise RunAgain("a fence row went away between two statements")
+        return [met[call.key] for call in calls]
+
+    def next_member(self, ended: Sequence[Ended], start: Start | None) -> Script[None]:
+        """See Database. It runs while the handler makes up its first statement, and bars it if it fails."""
+        lead = self._store(ended, (yield Look(_defers)))
+        if start is not None:
+            call, row = start.call, start.row
+            more = f"{start.status:d}", "true" if row.finished else "false"
+            lead.append(self._prepared("start_one", (*_mine(call, row.status, row.intent), *more)))
+        yield PgScript("", None, SAVEPOINT, RowGone, None, lead=lead, later=True)
+
+    def has_begun(self) -> Script[bool]:
+        """See Database."""
+        return bool((yield PgSettle()))
+
+    def end_batch(self, ended: Sequence[Ended]) -> Script[None]:
+        """See Database."""
+        yield PgScript("", None, "COMMIT", RowGone, None, lead=self._store(ended, (yield Look(_defers))))
+
+    def _store(self, ended: Sequence[Ended], defers: bool) -> list[str | Prepared]:
+        handled = _HANDLED_IN_BATCH if defers else f"{RELEASE};"
+        script: list[str | Prepared] = []
+        for each in ended:
+            match each:
+                case Finished(call, status, result):
+                    script += [handled, self._finish(call, status, result, None)]
+                case SaidNo(call, refusal, by_handler):
+                    script += [f"{ROLLBACK_TO};{RELEASE};" if by_handler else "", self._refuse(call, refusal, None)]
+                case Withdrawn(call, mark):
+                    script.append(self._prepared("delete_marked", (*_this(call), str(mark))))
+        return script
+
+    def clear(self, calls: Sequence[IncomingCall], mark: int) -> Script[None]:
+        """See Database."""
+        clear = self._prepared("clear", (*_these(calls), str(mark)))
+        yield from self._first(most_patient(calls), clear, ";COMMIT")
 
     def commit(self) -> Script[None]:
         """See Database."""
@@ -360,8 +335,9 @@ class PostgreSQL(Database):
 
     def _make_ready(self) -> Script[None]:
         """Prepare the statements and see that it is the right database."""
-        results = yield PgScript(f"SELECT fence_id FROM {_as_it_is(self.info)}")
+        results = yield PgScript(f"SELECT fence_id FROM {_as_it_is(self.info)};{_DEFERRABLE}")
         found = results[0].get_value(0, 0) if results[0].ntuples else None
+        defers = bool(results[1].ntuples)
         self.check_fence_id(None if found is None else found.decode())
         prepares = yield Look(_prepares)
         for key, sql in self._sql.items() if prepares else ():
@@ -372,12 +348,16 @@ class PostgreSQL(Database):
                 if error.sqlstate != _ALREADY_PREPARED:
                     raise
                 yield PgScript(f"DEALLOCATE {self._names[key]};{prepare}")  # it may be older than the table
-        yield Look(lambda connection: connection.info.update({_READY: (self.log, self.fence_id)}))
+        yield Look(lambda connection: connection.info.update({READY: (self.log, self.fence_id), _DEFERS: defers}))
 
 
 def _as_it_is(name: str) -> str:
     """A table's name without what SQLAlchemy has done to it for a driver that looks for parameters in the text."""
     return name.replace("%%", "%")
+
+
+def _defers(connection: Connection) -> bool:
+    return bool(noted(connection, _DEFERS))
 
 
 def _prepares(connection: Connection) -> bool:
@@ -387,6 +367,13 @@ def _prepares(connection: Connection) -> bool:
 
 # Deferred constraints are checked now, while what fails can still be told as the handler's error.
 _HANDLED: Final = f"SET CONSTRAINTS ALL IMMEDIATE;{RELEASE};"
+
+
+# As _HANDLED, but so that the next member's handler finds the constraints as they were: what is set within a savepoint
+# ends with it. At COMMIT they are checked again, which alone would do to keep what is wrong out.
+_HANDLED_IN_BATCH: Final = (
+    f"SAVEPOINT tricord_constraints;SET CONSTRAINTS ALL IMMEDIATE;ROLLBACK TO SAVEPOINT tricord_constraints;{RELEASE};"
+)
 
 
 def _limits(call: IncomingCall) -> str:
@@ -423,6 +410,29 @@ def _this(call: IncomingCall) -> tuple[str, ...]:
     return _word(call.xid), f"{call.branch_id:d}"
 
 
+def _these(calls: Sequence[IncomingCall]) -> tuple[str, str]:
+    xids = ",".join(_word(call.xid) for call in calls)
+    return f"ARRAY[{xids}]::varchar[]", f"ARRAY[{','.join(f'{call.branch_id:d}' for call in calls)}]::bigint[]"
+
+
+def _made(result: PGresult) -> dict[tuple[str, int], Meeting]:
+    """The rows that were made, by branch."""
+    met = {}
+    for row in range(result.ntuples):
+        xid, branch_id, now_ms = (result.get_value(row, column) or b"" for column in range(3))
+        met[xid.decode(), int(branch_id)] = Meeting(None, int(now_ms))
+    return met
+
+
+def _met(result: PGresult) -> dict[tuple[str, int], Meeting]:
+    """The rows that were there, by branch."""
+    met = {}
+    for row in range(result.ntuples):
+        xid, branch_id, *values = (result.get_value(row, column) for column in range(result.nfields))
+        met[(xid or b"").decode(), int(branch_id or 0)] = Meeting(_row_of(values))
+    return met
+
+
 def _mine(call: IncomingCall, status: Status, intent: str | None) -> tuple[str, ...]:
     return _word(call.xid), f"{call.branch_id:d}", f"{status:d}", _word(intent)
 
@@ -435,18 +445,20 @@ def _meeting(result: PGresult) -> Meeting:
     now_ms, participant, *rest = (result.get_value(0, column) for column in range(result.nfields))
     if participant is None:
         return Meeting(None, int(now_ms or 0))
-    status, finished, algorithm, fingerprint, stored, content_type, reason, message, intent, lease = rest
-    return Meeting(
-        FenceRow(
-            participant=participant.decode(),
-            status=status_of(int(status or 0)),
-            # Without a handler there is nothing to finish: SUSPENDED is whole as it was inserted.
-            finished=finished == b"t" or int(status or 0) == Status.SUSPENDED,
-            fingerprint_algorithm=None if algorithm is None else int(algorithm),
-            fingerprint=None if fingerprint is None else bytes.fromhex(fingerprint.decode()),
-            result=None if stored is None else Payload(bytes.fromhex(stored.decode()), (content_type or b"").decode()),
-            refusal=None if reason is None else Refusal(reason.decode(), (message or b"").decode()),
-            intent=None if intent is None else intent.decode(),
-            lease_left_ms=int(lease or 0),
-        )
+    return Meeting(_row_of([participant, *rest]))
+
+
+def _row_of(values: Sequence[bytes | None]) -> FenceRow:
+    participant, status, finished, algorithm, fingerprint, stored, content_type, reason, message, intent, lease = values
+    return FenceRow(
+        participant=(participant or b"").decode(),
+        status=status_of(int(status or 0)),
+        # Without a handler there is nothing to finish: SUSPENDED is whole as it was inserted.
+        finished=finished == b"t" or int(status or 0) == Status.SUSPENDED,
+        fingerprint_algorithm=None if algorithm is None else int(algorithm),
+        fingerprint=None if fingerprint is None else bytes.fromhex(fingerprint.decode()),
+        result=None if stored is None else Payload(bytes.fromhex(stored.decode()), (content_type or b"").decode()),
+        refusal=None if reason is None else Refusal(reason.decode(), (message or b"").decode()),
+        intent=None if intent is None else intent.decode(),
+        lease_left_ms=int(lease or 0),
     )

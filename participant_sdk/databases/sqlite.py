@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from sqlalchemy import Connection
@@ -15,10 +16,11 @@ from participant_sdk.databases.database import (
     Script,
     is_refused_connection,
     known_to_sqlalchemy,
+    most_patient,
     noted,
     wait_ms,
 )
-from participant_sdk.databases.statements import OneByOne, new_row, row_of, this
+from participant_sdk.databases.statements import OneByOne, new_row, new_rows, row_of, these, this
 from participant_sdk.fence_row import MEETS_WITH, Meeting
 from participant_sdk.steps import Ask, Look, Send
 
@@ -49,6 +51,22 @@ class Sqlite(OneByOne):
             return Meeting(None)
         rows = (yield Send(f"{self._insert} RETURNING {self.NOW_MS}", new_row(call, status))).rows
         return Meeting(None, int(rows[0][0]))
+
+    def meet_all(self, calls: Sequence[IncomingCall], mark: int) -> Script[list[Meeting]]:
+        """See Database. The write lock is all the rows."""
+        yield from self.bounds(most_patient(calls))
+        yield from self._check_fence()
+        keys = ", ".join(["(?, ?)"] * len(calls))
+        read = f"SELECT xid, branch_id, {self._columns} FROM {self.log} WHERE (xid, branch_id) IN (VALUES {keys})"
+        rows = (yield Send(read, these(calls))).rows
+        met = {(xid, branch_id): Meeting(row_of(values)) for xid, branch_id, *values in rows}
+        status = MEETS_WITH.get(calls[0].phase)
+        new = [call for call in calls if call.key not in met]
+        if status is not None and new:
+            insert = self._insert_marked + ", ".join([self._marked] * len(new))
+            rows = (yield Send(f"{insert} RETURNING {self.NOW_MS}", new_rows(new, status, mark))).rows
+            met |= {call.key: Meeting(None, int(rows[0][0])) for call in new}
+        return [met.get(call.key, Meeting(None)) for call in calls]
 
     def bounds(self, call: IncomingCall) -> Script[None]:
         """Take the write lock at once: a local transaction that reads first cannot wait for it later.

@@ -13,7 +13,18 @@ from typing import Any, ClassVar, Final
 from sqlalchemy import Dialect
 
 from participant_sdk.call import FINGERPRINT_ALGORITHM, IncomingCall, Refusal
-from participant_sdk.databases.database import RELEASE, ROLLBACK_TO, SAVEPOINT, Database, Script
+from participant_sdk.databases.database import (
+    RELEASE,
+    ROLLBACK_TO,
+    SAVEPOINT,
+    Database,
+    Ended,
+    Finished,
+    SaidNo,
+    Script,
+    Start,
+    Withdrawn,
+)
 from participant_sdk.fence import Status
 from participant_sdk.fence_row import FenceRow, RowGone, status_of
 from participant_sdk.fence_tables import FenceTables
@@ -47,11 +58,13 @@ class OneByOne(Database):
         mine = f"{this} AND status = {sign} AND intent {self.SAME} {sign}"
         running = f"{mine} AND finished_at IS NULL"
         finish = f"UPDATE {log} SET modified_at = {now}, finished_at = {now}, intent = NULL, lease_until_ms = NULL"
-        self._insert = (
-            f"INSERT INTO {log} (xid, branch_id, participant, action, status, fingerprint_algorithm, fingerprint, "
-            f"created_at, modified_at) VALUES ({', '.join([sign] * 7)}, {now}, {now})"
-        )
-        self._read = f"SELECT {_COLUMNS.format(now_ms=self.NOW_MS)} FROM {log} WHERE {this}"
+        columns = "xid, branch_id, participant, action, status, fingerprint_algorithm, fingerprint"
+        new = f"({', '.join([sign] * 7)}, {now}, {now})"
+        self._insert = f"INSERT INTO {log} ({columns}, created_at, modified_at) VALUES {new}"
+        self._insert_marked = f"INSERT INTO {log} ({columns}, lease_until_ms, created_at, modified_at) VALUES "
+        self._marked = f"({', '.join([sign] * 8)}, {now}, {now})"
+        self._columns = _COLUMNS.format(now_ms=self.NOW_MS)
+        self._read = f"SELECT {self._columns} FROM {log} WHERE {this}"
         self._start = (
             f"UPDATE {log} SET status = {sign}, modified_at = {now}, finished_at = NULL, intent = NULL, "
             f"lease_until_ms = NULL WHERE {mine} AND (finished_at IS NOT NULL) = {sign}"
@@ -61,6 +74,9 @@ class OneByOne(Database):
         self._refuse = f"{finish}, status = {sign}, refusal_reason = {sign}, refusal_message = {sign} WHERE {running}"
         self._lease = f"UPDATE {log} SET intent = {sign}, lease_until_ms = {self.NOW_MS} + {sign} WHERE {running}"
         self._lapse = f"UPDATE {log} SET lease_until_ms = 0 WHERE {running}"
+        marked = f"{this} AND lease_until_ms = {sign} AND intent IS NULL AND finished_at IS NULL"
+        self._read_marked = f"SELECT 1 FROM {log} WHERE {marked}"
+        self._delete_marked = f"DELETE FROM {log} WHERE {marked}"
         self._fence_id = f"SELECT fence_id FROM {self.info}"
 
     def savepoint(self) -> Script[None]:
@@ -76,6 +92,12 @@ class OneByOne(Database):
 
     def finish(self, call: IncomingCall, status: Status, result: Payload | None, intent: str | None) -> Script[None]:
         """See Database."""
+        yield from self._store_finish(call, status, result, intent)
+        yield Commit()
+
+    def _store_finish(
+        self, call: IncomingCall, status: Status, result: Payload | None, intent: str | None
+    ) -> Script[None]:
         yield Send(RELEASE)
         mine = _mine(call, status, intent)
         if result is None:
@@ -84,19 +106,53 @@ class OneByOne(Database):
             answer = yield Send(self._finish_with_result, (result.data, result.content_type, *mine))
         if answer.hit != 1:
             raise RowGone()
-        yield Commit()
 
     def refuse(self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None) -> Script[None]:
         """See Database."""
+        yield from self._store_refusal(call, refusal, handled, intent)
+        yield Commit()
+
+    def _store_refusal(self, call: IncomingCall, refusal: Refusal, handled: bool, intent: str | None) -> Script[None]:
         if handled:
             yield Send(ROLLBACK_TO)
         values = (int(Status.ROLLBACKED), refusal.reason, refusal.message, *_mine(call, Status.TRIED, intent))
         if (yield Send(self._refuse, values)).hit != 1:
             raise RowGone()
-        yield Commit()
 
     def commit(self) -> Script[None]:
         """See Database."""
+        yield Commit()
+
+    def next_member(self, ended: Sequence[Ended], start: Start | None) -> Script[None]:
+        """See Database."""
+        yield from self._store(ended)
+        if start is None:
+            yield from self.savepoint()
+        else:
+            yield from self.start(start.call, start.row, start.status)
+
+    def end_batch(self, ended: Sequence[Ended]) -> Script[None]:
+        """See Database."""
+        yield from self._store(ended)
+        yield Commit()
+
+    def _store(self, ended: Sequence[Ended]) -> Script[None]:
+        for each in ended:
+            match each:
+                case Finished(call, status, result):
+                    yield from self._store_finish(call, status, result, None)
+                case SaidNo(call, refusal, handled):
+                    yield from self._store_refusal(call, refusal, handled, None)
+                case Withdrawn(call, mark):
+                    if (yield Send(self._delete_marked, (*this(call), mark))).hit != 1:
+                        raise RowGone()
+
+    def clear(self, calls: Sequence[IncomingCall], mark: int) -> Script[None]:
+        """See Database. Looked for first: a DELETE of what is not there would lock the gap on InnoDB."""
+        yield from self.bounds(calls[0])
+        for call in calls:
+            if (yield Send(self._read_marked, (*this(call), mark))).rows:
+                yield Send(self._delete_marked, (*this(call), mark))
         yield Commit()
 
     def lease(self, call: IncomingCall, old: str | None, new: str, milliseconds: int) -> Script[None]:
@@ -138,6 +194,16 @@ def new_row(call: IncomingCall, status: Status) -> tuple[Any, ...]:
         FINGERPRINT_ALGORITHM,
         call.fingerprint,
     )
+
+
+def new_rows(calls: Sequence[IncomingCall], status: Status, mark: int | None) -> list[Any]:
+    """The parameters of an insert of many rows, of which those of Trys are marked."""
+    return [value for call in calls for value in (*new_row(call, status), mark if status is Status.TRIED else None)]
+
+
+def these(calls: Sequence[IncomingCall]) -> list[Any]:
+    """The parameters that name the rows of many calls."""
+    return [value for call in calls for value in this(call)]
 
 
 def this(call: IncomingCall) -> tuple[Any, ...]:

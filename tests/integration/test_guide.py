@@ -75,6 +75,13 @@ PATTERNS: Final = (
         sums="SELECT CASE WHEN holder IS NULL THEN 0 ELSE 1 END, CASE WHEN used THEN 1 ELSE 0 END FROM coupon",
         before=[(0, 0)], tried=[(1, 0)], confirmed=[(1, 1)],
     ),
+    Pattern(
+        program="fund", participant="charity", action="donate",
+        payload={"fund": "owls", "cents": 70}, no={"fund": "owls", "cents": 0}, reason="invalid_amount",
+        seed=("INSERT INTO fund (name, cents, promised) VALUES ('owls', 100, 0)",),
+        sums="SELECT cents, promised FROM fund",
+        before=[(100, 0)], tried=[(100, 70)], confirmed=[(170, 0)],
+    ),
 )  # fmt: skip
 
 

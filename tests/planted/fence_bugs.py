@@ -175,8 +175,8 @@ BUGS = (
             Edit(
                 "participant_sdk/databases/postgresql.py",
                 'WHERE {_THIS} AND status = $3 AND intent IS NOT DISTINCT FROM $4 "\n'
-                '            "AND (finished_at IS NOT NULL) = $6",',
-                'WHERE {_THIS}",',
+                '            "AND (finished_at IS NOT NULL) = $6"\n',
+                'WHERE {_THIS}"\n',
             ),
         ),
         RACES,

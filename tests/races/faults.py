@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import psycopg
 
-from participant_sdk.databases.postgresql import PgScript
+from participant_sdk.databases.postgresql_script import PgScript
 from participant_sdk.fence import Phase
 from participant_sdk.steps import Commit, Send, Step
 

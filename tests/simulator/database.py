@@ -14,9 +14,21 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from participant_sdk.call import FINGERPRINT_ALGORITHM, IncomingCall, Refusal
-from participant_sdk.databases.database import FENCE_CHECKED, Database, Script, idle_ms, wait_ms
+from participant_sdk.databases.database import (
+    FENCE_CHECKED,
+    Database,
+    Ended,
+    Finished,
+    SaidNo,
+    Script,
+    Start,
+    Withdrawn,
+    idle_ms,
+    most_patient,
+    wait_ms,
+)
 from participant_sdk.databases.postgresql import PostgreSQL
-from participant_sdk.fence import Status
+from participant_sdk.fence import Phase, Status
 from participant_sdk.fence_row import MEETS_WITH, FenceRow, Meeting, RowGone, status_of
 from participant_sdk.fence_tables import FenceTables
 from participant_sdk.payload import Payload
@@ -101,6 +113,42 @@ class SimDatabase(Database):
         """See Database."""
         yield Request((_commit,), commits=True)
 
+    def meet_all(self, calls: Sequence[IncomingCall], mark: int) -> Script[list[Meeting]]:
+        """See Database."""
+        yield from self._check_fence()
+        status = MEETS_WITH.get(calls[0].phase)
+        read = _read if calls[0].phase is Phase.TRY and self.flavour is not Flavour.LOCKING else _read_for_update
+        begin = self._begin(most_patient(calls))
+        if status is None:
+            results = yield Request((*begin, *(partial(read, fence_key(call)) for call in calls)))
+            return [Meeting(row) for row in results[len(begin) :]]
+        marked = mark if status is Status.TRIED else None
+        inserts = (partial(_insert, fence_key(call), call, status, mark=marked) for call in calls)
+        made = (yield Request((*begin, *inserts)))[len(begin) :]
+        met = []
+        for call, now_ms in zip(calls, made, strict=True):
+            row = None if now_ms is not None else (yield Request((partial(read, fence_key(call)),)))[-1]
+            if now_ms is None and row is None:
+                raise RunAgain("a fence row went away between two statements")
+            met.append(Meeting(row, now_ms))
+        return met
+
+    def next_member(self, ended: Sequence[Ended], start: Start | None) -> Script[None]:
+        """See Database."""
+        starting = () if start is None else (partial(_start, fence_key(start.call), start.row, start.status),)
+        results = yield Request((*_stored(ended), *starting, _savepoint))
+        if start is not None and not results[-2]:
+            raise RunAgain("the fence row was changed meanwhile")
+
+    def end_batch(self, ended: Sequence[Ended]) -> Script[None]:
+        """See Database."""
+        yield Request((*_stored(ended), _commit), commits=True)
+
+    def clear(self, calls: Sequence[IncomingCall], mark: int) -> Script[None]:
+        """See Database."""
+        deletes = (partial(_delete_marked, fence_key(call), mark) for call in calls)
+        yield Request((*self._begin(most_patient(calls)), *deletes, _commit), commits=True)
+
     def lease(self, call: IncomingCall, old: str | None, new: str, milliseconds: int) -> Script[None]:
         """See Database."""
         change = partial(_leased, intent=new, milliseconds=milliseconds)
@@ -181,7 +229,32 @@ def _take_turn(session: Session) -> None:
     session.begun().lock(WRITER)
 
 
-def _insert(key: Key, call: IncomingCall, status: Status, session: Session) -> int | None:
+def _stored(ended: Sequence[Ended]) -> list[Statement]:
+    """How members of a batch have ended."""
+    script: list[Statement] = []
+    for each in ended:
+        key = fence_key(each.call)
+        match each:
+            case Finished(_, status, result):
+                change = partial(_finished, result=result)
+                script += [_release, partial(_update_mine, key, status, None, change, RowGone)]
+            case SaidNo(_, refusal, handled):
+                change = partial(_finished, refusal=refusal)
+                back = [_rollback_to, _release] if handled else []
+                script += [*back, partial(_update_mine, key, Status.TRIED, None, change, RowGone)]
+            case Withdrawn(_, mark):
+                script.append(partial(_delete_marked, key, mark))
+    return script
+
+
+def _delete_marked(key: Key, mark: int, session: Session) -> None:
+    local = session.begun()
+    row: StoredRow | None = local.lock(key)
+    if row is not None and not row.finished and row.lease_until_ms == mark:
+        local.write(key, None)
+
+
+def _insert(key: Key, call: IncomingCall, status: Status, session: Session, mark: int | None = None) -> int | None:
     now_ms = session.server.now_ms
     row = StoredRow(
         call.participant,
@@ -190,6 +263,7 @@ def _insert(key: Key, call: IncomingCall, status: Status, session: Session) -> i
         now_ms,
         algorithm=FINGERPRINT_ALGORITHM,
         fingerprint=call.fingerprint,
+        lease_until_ms=mark,
     )
     return now_ms if session.begun().insert(key, row) else None
 

@@ -140,8 +140,11 @@ def effect_key(xid: str, branch_id: int, phase: Phase) -> Key:
     return "effect", xid, branch_id, phase.name
 
 
-def actions_of(business: Business, lease_ms: int) -> Actions:
-    """The actions of a participant, complete and checked as the SDK checks any. ``lease_ms``: of CHARGE's intents."""
+def actions_of(business: Business, lease_ms: int, *, batch: bool = False) -> Actions:
+    """The actions of a participant, complete and checked as the SDK checks any. ``lease_ms``: of CHARGE's intents.
+
+    ``batch``: MOVEs of one account run together.
+    """
 
     async def move(call: Call[bytes], db: AsyncConnection) -> bytes:
         await _below(business, call)
@@ -165,7 +168,8 @@ def actions_of(business: Business, lease_ms: int) -> Actions:
         await _ask_provider(business, partial(business.provider.void, (call.xid, call.branch_id)))
         await cast(SimConnection, db).ask(partial(_count_effect, call, Phase.CANCEL))
 
-    moving = ActionDefinition(MOVE, move, asynchronous=True)
+    key = (lambda payload: read_payload(payload)[0]) if batch else None
+    moving = ActionDefinition(MOVE, move, asynchronous=True, batch_key=key)
     moving.confirm(confirm_move)
     moving.cancel(cancel_move)
     charging = ActionDefinition(CHARGE, charge, asynchronous=True, lease_ms=lease_ms)

@@ -62,6 +62,7 @@ class World:
     """What happens when."""
 
     def __init__(self, seed: int, *, tracing: bool = False) -> None:
+        self.seed = seed
         self.random = random.Random(seed)
         self.now_us = 0
         self.steps = 0

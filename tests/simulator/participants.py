@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
 from participant_sdk.actions import Actions
+from participant_sdk.batch_keys import BatchKeys
 from participant_sdk.call import IncomingCall, Outcome, Reply
 from participant_sdk.engines import AsyncEngineFence
 from participant_sdk.fence_tables import DEFAULT
+from participant_sdk.gathering import Answers
 from participant_sdk.lanes import TaskLanes
 from participant_sdk.local_transaction import Fence
 from participant_sdk.service_messages import read_call, write_reply
@@ -51,7 +53,7 @@ class Service:
 
     ``retention_ms`` must be above all that a Try can have behind it when it arrives and is still meant: a
     transaction's longest time-out. ``lease_ms``: of external actions. ``says_error``: how often a good answer is made
-    an error of.
+    an error of. ``batch``: whether calls of one account run together.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Service:
     lease_ms: int = 2_000
     upkeep: Upkeep = field(default_factory=Upkeep)
     says_error: float = 0.0
+    batch: bool = False
     try_workers: int = 8
     phase2_workers: int = 4
     waiting_max: int = 200
@@ -71,7 +74,7 @@ class Service:
     actions: Actions = field(init=False)
 
     def __post_init__(self) -> None:
-        self.actions = actions_of(self.business, self.lease_ms)
+        self.actions = actions_of(self.business, self.lease_ms, batch=self.batch)
 
     def check_budget(self, timeout_ms_max: int) -> None:
         """Raises ValueError unless the retention is longer than any transaction can be undecided.
@@ -111,7 +114,9 @@ class ParticipantNode:
         self.database = SimDatabase(server.flavour, server.fence_id)
         self.fence = Fence(self.database, server.fence_id, service.actions, service.retention_ms)
         self._engine_fence = AsyncEngineFence(cast(Any, self.engine), DEFAULT, service.retention_ms)
-        self._lanes = TaskLanes(self._execute, service.try_workers, service.phase2_workers, service.waiting_max)
+        workers = service.try_workers, service.phase2_workers
+        key_of = BatchKeys(service.actions).of
+        self._lanes = TaskLanes(self._execute, *workers, service.waiting_max, self._execute_batch, key_of)
         self._tried_memory = TriedMemory()
         self._memory = Memory()
         self._scan = Scan()
@@ -196,6 +201,12 @@ class ParticipantNode:
 
     async def _execute(self, call: IncomingCall) -> Reply:
         return self._tried_memory.completed(call, await self._engine_fence.execute(call, self.fence))
+
+    async def _execute_batch(self, calls: list[IncomingCall]) -> Answers:
+        self.service.counts["together"] += len(calls)
+        answers = await self._engine_fence.execute_batch(calls, self.fence)
+        self.service.counts["batches"] += bool(answers.replies)
+        return self._tried_memory.completed_all(calls, answers)
 
     async def drain(self, grace_s: float) -> None:
         """Admit no more calls, and wait for those under way, so long at the most."""

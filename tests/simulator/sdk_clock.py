@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from participant_sdk import (
+    batch,
     call,
     client_asking,
     client_enlisting,
@@ -57,7 +58,8 @@ def simulated_sdk(rng: random.Random, *, clock_margin_ms: int | None = None, log
     put: list[tuple[Any, str, Any]] = [(module, "time", LoopTime) for module in _TIMED]
     put.append((local_transaction, "random", rng))
     put.append((client_asking, "random", rng))
-    put.append((external, "token_hex", lambda size: f"{rng.getrandbits(8 * size):0{2 * size}x}"))
+    for module in (batch, external):
+        put.append((module, "token_hex", lambda size: f"{rng.getrandbits(8 * size):0{2 * size}x}"))
     if clock_margin_ms is not None:
         put.append((upkeep_purge, "CLOCK_MARGIN_MS", clock_margin_ms))
     before = [(module, name, getattr(module, name)) for module, name, _ in put]

@@ -53,6 +53,7 @@ def test_all_rules_hold_under_all_faults(first: int) -> None:
         *("conflict_at_commit", "lock_wait", "lock_timeout", "crash", "pause", "skew", "said_error"),
         *("TRY DONE", "TRY REFUSED", "TRY UNKNOWN", "CONFIRM DONE", "CONFIRM VIOLATION", "CANCEL DONE", "purged"),
         *("SETTLE_CONFIRMED DONE", "SETTLE_CANCELLED DONE", "TRY VIOLATION", "CANCEL VIOLATION", "resolved"),
+        "batches",
     ):
         assert total[what] > 0, f"{what} has never happened: {total}"
 

@@ -69,7 +69,7 @@ def test_a_seed_is_the_same_run_in_another_process() -> None:
 
 async def _told_before_it_is_saved(self: Live, tx: Transaction) -> Transaction:
     """What ``Live.save`` must not do: go on before the row is durable."""
-    saving = asyncio.get_running_loop().create_task(self._host.journal.save(tx))
+    saving = asyncio.ensure_future(self._host.journal.save(tx))
     saving.add_done_callback(lambda done: done.exception())
     before, self.tx = self.tx, tx
     self._host.moved(before, tx)

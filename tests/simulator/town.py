@@ -75,6 +75,7 @@ class SimParticipant:
             lease_ms=plan.intent_lease_ms,
             upkeep=Upkeep(resolve_after=timedelta(seconds=plan.resolve_after_s), batch=2),
             says_error=plan.says_error,
+            batch=world.seed % 2 == 1,
         )
 
         def answered(answer: Answered) -> None:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from queue import SimpleQueue
 
 from participant_sdk.call import IncomingCall, Outcome, Reply, fingerprint
+from participant_sdk.desk import WAITING_FOR_ONE_MAX, Desk, OnReply, Replaced, Work
 from participant_sdk.fence import Phase
-from participant_sdk.lanes import WAITING_FOR_ONE_MAX, Desk, OnReply, Replaced, ThreadLanes, Work
+from participant_sdk.lanes import ThreadLanes
 from participant_sdk.payload import Payload
 
 DONE = Reply(Outcome.DONE)

@@ -55,8 +55,9 @@ class AsyncShopSession(AsyncSession):
 class Shop:
     """A participant whose handlers do what the test tells them, with a session (Cancel: with the connection)."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, **options: Any) -> None:
         self.world = world
+        self.options = options
         self.work: Work = lambda session, call: session.add(Order(xid=call.xid))
         self.async_work: AsyncWork | None = None
         self.confirm_work: Work = lambda session, call: session.add(Order(xid=call.xid))
@@ -75,7 +76,7 @@ class Shop:
         return int(self.world.query("SELECT count(*) FROM orders WHERE xid = :xid", xid=xid)[0][0])
 
     def define(self, shop: Participant) -> None:
-        @shop.action("order")
+        @shop.action("order", **self.options)
         def order(call: Call[Debit], session: Session) -> Any:
             self.lent.append(session)
             return self.work(session, call)
@@ -91,7 +92,7 @@ class Shop:
             db.execute(text("DELETE FROM orders WHERE xid = :xid"), {"xid": call.xid})
 
     def define_async(self, shop: Participant) -> None:
-        @shop.action("order")
+        @shop.action("order", **self.options)
         async def order(call: Call[Debit], session: AsyncSession) -> Any:
             self.lent.append(session)
             if self.async_work is not None:
@@ -110,8 +111,9 @@ class Shop:
 
 
 @asynccontextmanager
-async def open_shop(world: World) -> AsyncIterator[Shop]:
-    shop = Shop(world)
+async def open_shop(world: World, **options: Any) -> AsyncIterator[Shop]:
+    """`options`: of the action."""
+    shop = Shop(world, **options)
     try:
         Base.metadata.create_all(world.auditor)
         with world.auditor.begin() as db:

@@ -119,11 +119,11 @@ class Ledger(coordinator_pb2_grpc.CoordinatorServiceServicer, registry_pb2_grpc.
 class Shop:
     """A participant that serves, and whose action the test enlists as a business call would."""
 
-    def __init__(self, world: World, ledger: Ledger) -> None:
+    def __init__(self, world: World, ledger: Ledger, **options: Any) -> None:
         self.world = world
         self.ledger = ledger
         self.xid = new_xid()
-        self.reserve = (define_async if world.is_async else define)(world.participant)
+        self.reserve = (define_async if world.is_async else define)(world.participant, **options)
 
     async def enlist(self, payload: Debit, key: str | None = "k", **options: Any) -> tuple[Any, set[int]]:
         """What it returns, and what the caller would be told was tried."""
@@ -143,8 +143,8 @@ class Shop:
         return [(branch_id, status) for branch_id, status in self.world.query(query, xid=self.xid)]
 
 
-def define(bank: Participant) -> Any:
-    @bank.action("reserve")
+def define(bank: Participant, **options: Any) -> Any:
+    @bank.action("reserve", **options)
     def reserve(call: Call[Debit], db: Connection) -> Held:
         return do_try(db, call)  # type: ignore[no-any-return]
 
@@ -159,8 +159,8 @@ def define(bank: Participant) -> Any:
     return reserve
 
 
-def define_async(bank: Participant) -> Any:
-    @bank.action("reserve")
+def define_async(bank: Participant, **options: Any) -> Any:
+    @bank.action("reserve", **options)
     async def reserve(call: Call[Debit], db: AsyncConnection) -> Held:
         held: Held = await db.run_sync(do_try, call)
         return held
@@ -228,6 +228,33 @@ async def test_a_refusal_is_raised_and_reported(shop: Shop) -> None:
         await shop.enlist(Debit(mode="refuse"))
     assert [enlist.branch_key for enlist in shop.ledger.enlists] == ["k.1", "k.1"]
     assert len(shop.ledger.reports) == 1
+
+
+async def test_enlisted_branches_of_an_action_that_batches(
+    flavour: str, participant_url: str, ledger: tuple[Ledger, str]
+) -> None:
+    """Each gets its own answer, whoever it ran together with."""
+    world = World(flavour, participant_url)
+    try:
+        shop = Shop(world, ledger[0], batch=True, batch_key="account")
+        await world.start(coordinator=ledger[1], upkeep=None)
+        modes = ["plain", "plain", "refuse", "nothing", "raise", "plain", "refuse", "plain"]
+        enlisting = [shop.enlist(Debit(mode=mode), str(n), timeout=WAIT_S) for n, mode in enumerate(modes)]
+        answers = await asyncio.gather(*enlisting, return_exceptions=True)
+        for mode, answer in zip(modes, answers, strict=True):
+            match mode:
+                case "refuse":
+                    assert isinstance(answer, Refused)
+                case "raise":
+                    assert isinstance(answer, BranchUnknown)
+                case _:
+                    assert not isinstance(answer, BaseException)
+                    held, seen = answer
+                    assert held == (None if mode == "nothing" else Held(f"{shop.xid}#{min(seen)}"))
+        assert shop.effects() == ["try"] * 5
+        assert sorted(status for _, status in shop.fenced()) == [1] * 5 + [3] * 2
+    finally:
+        await world.close()
 
 
 @ON_SQLITE

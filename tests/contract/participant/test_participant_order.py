@@ -8,7 +8,7 @@ import grpc
 import pytest
 from sqlalchemy import event
 
-from participant_sdk.lanes import WAITING_FOR_ONE_MAX
+from participant_sdk.desk import WAITING_FOR_ONE_MAX
 from tests.contract.participant.world import (
     CANCEL,
     CONFIRM,

@@ -1,0 +1,247 @@
+"""The step that sends a script of the fence's prepared statements, past SQLAlchemy and psycopg's cursors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import psycopg
+from psycopg import generators
+from psycopg.pq import ExecStatus, TransactionStatus
+from sqlalchemy import Connection
+
+from participant_sdk.databases.database import known_to_sqlalchemy, noted
+from participant_sdk.steps import RunAgain, drop_if_lost
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+READY: Final = "tricord.ready"
+"""In the connection's `info`: the fence whose statements are prepared on it."""
+_IN_FULL: Final = "tricord.in_full"
+_SENT: Final = "tricord.sent"
+
+_DIVISION_BY_ZERO: Final = "22012"
+_NOT_PREPARED: Final = "26000"
+_PLAN_OUTDATED: Final = "0A000"
+
+
+class NotPrepared(RunAgain):
+    """The fence's prepared statements were gone. psycopg deallocates all that there are when it has rolled back."""
+
+    def __init__(self) -> None:
+        super().__init__("the fence's prepared statements were gone")
+
+
+class Changed(RunAgain):
+    """A row that was met is not as it was."""
+
+    def __init__(self) -> None:
+        super().__init__("the fence row was changed meanwhile")
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A statement of the fence with its arguments, as SQL."""
+
+    name: str
+    sql: str
+    arguments: Sequence[str]
+
+    def in_full(self) -> str:
+        """As what runs it where nothing can be prepared."""
+        return _PARAMETER.sub(lambda found: self.arguments[int(found[1]) - 1], self.sql)
+
+
+_PARAMETER: Final = re.compile(r"\$(\d)")
+
+
+@dataclass(slots=True)
+class PgScript:
+    """The step that sends a script, `prepared` between `before` and `after`; gives the result of each statement.
+
+    `lead` goes before all that, each prepared part of it with its own end. `missed` is raised when the statement number
+    `counted` (from 0; None: any), one that must hit a row, has hit none. A script `of` a fence begins a local
+    transaction; on a connection that is not ready for this fence it gives None instead.
+
+    With `later` nobody waits for its results: they are looked at before the connection is asked for anything else, and
+    an error among them is raised by the next script. It must be one that leaves the local transaction failed.
+    """
+
+    before: str
+    prepared: Prepared | None = None
+    after: str = ""
+    missed: type[Exception] | None = None
+    counted: int | None = 0
+    of: tuple[str, str] | None = None
+    lead: Sequence[str | Prepared] = ()
+    later: bool = False
+
+    def perform(self, connection: Connection) -> Sequence[PGresult] | None:
+        """See Step."""
+        fairy = connection.connection
+        raw: psycopg.Connection[Any] = fairy.dbapi_connection  # type: ignore[assignment]
+        if self.of is not None:
+            if fairy.info.get(READY) != self.of:
+                return None
+            known_to_sqlalchemy(connection)
+        try:
+            if (sent := fairy.info.get(_SENT)) is not None:
+                sent.collect()
+                sent.check(self)
+                del fairy.info[_SENT]
+            raw.pgconn.send_query(self._sql(fairy.info, raw).encode())
+            if self.later:
+                fairy.info[_SENT] = _Sent(self, raw)
+                return None
+            results: Sequence[PGresult] = raw.wait(generators.execute(raw.pgconn))
+            if results[-1].status == ExecStatus.FATAL_ERROR:
+                raise self.error_in(results, raw)
+        except psycopg.Error as error:
+            raise self._told(error, connection) from error
+        return results
+
+    async def perform_async(self, connection: AsyncConnection) -> Sequence[PGresult] | None:
+        """See Step."""
+        synchronous = cast(Connection, connection.sync_connection)
+        if synchronous.invalidated:  # it is made anew by whoever asks for it
+            await connection.run_sync(lambda lost: lost.connection)
+        fairy = synchronous.connection
+        raw: psycopg.AsyncConnection[Any] = fairy.driver_connection  # type: ignore[assignment]
+        if self.of is not None:
+            if fairy.info.get(READY) != self.of:
+                return None
+            await connection.run_sync(known_to_sqlalchemy)  # a listener of the engine may execute something
+        try:
+            if (sent := fairy.info.get(_SENT)) is not None:
+                await sent.collect()
+                sent.check(self)
+                del fairy.info[_SENT]
+            raw.pgconn.send_query(self._sql(fairy.info, raw).encode())
+            if self.later:
+                fairy.info[_SENT] = _SentAsync(self, raw)
+                return None
+            results: Sequence[PGresult] = await raw.wait(generators.execute(raw.pgconn))
+            if results[-1].status == ExecStatus.FATAL_ERROR:
+                raise self.error_in(results, raw)
+        except psycopg.Error as error:
+            raise self._told(error, synchronous) from error
+        return results
+
+    def _sql(self, info: dict[Any, Any], raw: Any) -> str:
+        sql = self.before
+        for part in self.lead:
+            sql += part if isinstance(part, str) else self._run(part, info, raw) + ";"
+        # It has begun if the engine has a listener that executes something at every beginning.
+        if self.of is not None and raw.pgconn.transaction_status == TransactionStatus.IDLE:
+            sql = _BEGIN[raw.isolation_level] + sql
+        if self.prepared is not None:
+            sql += self._run(self.prepared, info, raw)
+        return sql + self.after
+
+    def _run(self, prepared: Prepared, info: dict[Any, Any], raw: Any) -> str:
+        if raw.prepare_threshold is None or (self.of is None and _IN_FULL in info):
+            return prepared.in_full()
+        return f"EXECUTE {prepared.name}({','.join(prepared.arguments)})"
+
+    def error_in(self, results: Sequence[PGresult], raw: Any) -> Exception:
+        """What the last of the results says, which is an error."""
+        error = psycopg.errors.error_from_result(results[-1], encoding=raw.info.encoding)
+        where_counted = self.counted is None or len(results) == self.counted + 1
+        if self.missed is not None and where_counted and error.sqlstate == _DIVISION_BY_ZERO:
+            return self.missed()
+        return error
+
+    def _told(self, error: psycopg.Error, connection: Connection) -> Exception:
+        """What `error` means. SQLAlchemy, past which it came, is told if the connection is lost."""
+        if error.sqlstate == _NOT_PREPARED or (error.sqlstate == _PLAN_OUTDATED and "cached plan" in str(error)):
+            connection.info.pop(READY, None)
+            if self.of is None:  # it happened since the beginning, and may happen each time
+                connection.info[_IN_FULL] = True
+            return NotPrepared()
+        drop_if_lost(connection, error)
+        return error
+
+
+class _Sent:
+    """A script that was sent and not waited for. Whatever psycopg is asked next passes by `wait`, and so by here."""
+
+    def __init__(self, script: PgScript, raw: Any) -> None:
+        self._script = script
+        self._raw = raw
+        self._error: Exception | None = None
+        self._raw.wait = self.wait
+
+    def wait(self, generator: Any, *more: Any, **named: Any) -> Any:
+        """In place of the connection's own."""
+        self.collect()
+        return self._raw.wait(generator, *more, **named)
+
+    def collect(self) -> None:
+        """Look at the results, unless it was done."""
+        if "wait" in vars(self._raw):
+            del self._raw.wait
+            try:
+                self._note(self._raw.wait(generators.execute(self._raw.pgconn)))
+            except psycopg.Error as error:
+                self._error = error
+
+    @property
+    def failed(self) -> bool:
+        """Whether its results say so; once they have been looked at."""
+        return self._error is not None
+
+    def check(self, following: PgScript) -> None:
+        """Raises what went wrong; not for a script that begins anew."""
+        if self._error is not None and following.of is None:
+            raise self._error
+
+    def _note(self, results: Sequence[PGresult]) -> None:
+        if results[-1].status == ExecStatus.FATAL_ERROR:
+            self._error = self._script.error_in(results, self._raw)
+
+
+@dataclass(frozen=True, slots=True)
+class PgSettle:
+    """The step that looks at the results of a script that was not waited for; gives whether it went well."""
+
+    def perform(self, connection: Connection) -> bool:
+        """See Step."""
+        if (sent := noted(connection, _SENT)) is None:
+            return True
+        sent.collect()
+        return not sent.failed
+
+    async def perform_async(self, connection: AsyncConnection) -> bool:
+        """See Step."""
+        if (sent := noted(cast(Connection, connection.sync_connection), _SENT)) is None:
+            return True
+        await sent.collect()
+        return not sent.failed
+
+
+class _SentAsync(_Sent):
+    """As `_Sent`, on an AsyncConnection."""
+
+    async def wait(self, generator: Any, *more: Any, **named: Any) -> Any:
+        """In place of the connection's own."""
+        await self.collect()
+        return await self._raw.wait(generator, *more, **named)
+
+    async def collect(self) -> None:  # type: ignore[override]
+        """Look at the results, unless it was done."""
+        if "wait" in vars(self._raw):
+            del self._raw.wait
+            try:
+                self._note(await self._raw.wait(generators.execute(self._raw.pgconn)))
+            except psycopg.Error as error:
+                self._error = error
+
+
+_BEGIN: Final = {None: "BEGIN;"} | {
+    level: f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')};" for level in psycopg.IsolationLevel
+}
+"""As the driver would say it, which leaves the engine's isolation level to that statement."""

@@ -15,6 +15,7 @@ The map, from the middle outwards; imports point one way, towards the middle:
     purge       deletes what finished long ago
     server      the gRPC services: what comes in, checked; what goes out (with server_open, operator, rpc, wire, errors)
     coordinator one process, from start to stop
+    workers     several of them on one address, and who watches over them (with worker, listening)
     config      settings: flags, environment, file, defaults
     check/      judges histories of transactions, by the standard library alone
     cli/        the command ``tricord``: the only place where all parts meet

@@ -76,32 +76,39 @@ def new_row(tx: Transaction) -> Row:
         body = (*body, spec.metadata, flags)
     elif spec.metadata:
         body = (*body, spec.metadata)
-    return saved_row(tx)._replace(
-        created_ms=spec.created_ms, key=spec.key, body=_encode(body), participants=_participants(spec)
-    )
+    return _row(tx, FORMAT, spec.created_ms, spec.key, _encode(body), _participants(spec))
 
 
 def saved_row(tx: Transaction, highest: int = FORMAT) -> Row:
     """The part of the row that a save writes; the rest is left empty. ``highest``: see ``format_of``."""
+    return _row(tx, highest)
+
+
+def _row(
+    tx: Transaction, highest: int, created_ms: int = 0, key: bytes = b"", body: bytes = b"", participants: str = ""
+) -> Row:
     row_format = format_of(tx, highest)
     progress: tuple[object, ...] = (tx.decided_ms, tx.cancel_reason, tx.steps)
-    participants = ""
     if row_format > 1:
         progress = (*progress, tx.sealed, tx.renewed_ms, tx.spec.branches[tx.begun :], tx.joined, tx.seen)
-        participants = _participants(tx.spec) if tx.joined else ""
+        if tx.joined:
+            participants = _participants(tx.spec)
     if row_format > 2:
         progress = (*progress, tx.resolved, tx.past) if tx.past else (*progress, tx.resolved)
     return Row(
         tx.spec.xid,
-        participants=participants,
-        format=row_format,
-        version=tx.version,
-        save_id=tx.save_id,
-        state=int(tx.state),
-        attention=int(tx.attention),
-        wake_ms=tx.wake_ms,
-        updated_ms=tx.updated_ms,
-        progress=_encode(progress),
+        created_ms,
+        key,
+        body,
+        participants,
+        row_format,
+        tx.version,
+        tx.save_id,
+        int(tx.state),
+        int(tx.attention),
+        tx.wake_ms,
+        tx.updated_ms,
+        _encode(progress),
     )
 
 

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from .config_alerts import AlertUrl, masked_path
 from .config_participants import StaticParticipant, StaticParticipants
 from .model import Policy
+from .store.rows import POSTGRES
 from .wire import ADDRESS, TIMEOUT_MS_MAX
 
 ENV_PREFIX = "TRICORD_"
@@ -32,6 +33,15 @@ CallTimeouts = dict[
 
 class ConfigError(Exception):
     """A setting is wrong: names it, its limit, and where it came from."""
+
+
+class RunError(Exception):
+    """The coordinator cannot start, or has not stopped in order: what is wrong, and what to do."""
+
+    def __init__(self, message: str, *, unreachable: bool = False) -> None:
+        super().__init__(message)
+        self.unreachable = unreachable
+        """Whether it is the store that does not answer."""
 
 
 class Settings(BaseSettings):
@@ -53,7 +63,11 @@ class Settings(BaseSettings):
     backoff_base_ms: int = Field(100, ge=1, le=60_000, description="ceiling of the first pause before a retry")
     backoff_cap_ms: int = Field(15_000, ge=1, le=3_600_000, description="ceiling of every pause before a retry")
     attention_after: int = Field(10, ge=1, le=1_000_000, description="attempts after which a person should look")
+    workers: int = Field(1, ge=1, le=64, description="processes that share the address; more than 1 need PostgreSQL")
     live_max: int = Field(20_000, ge=1, le=1_000_000, description="transactions in flight, beyond which none may begin")
+    stream_calls_max: int = Field(
+        4_096, ge=1, le=100_000, description="calls of one ExecuteStream in flight, beyond which none is read from it"
+    )
     retention_ms: int = Field(
         30 * 86_400_000, ge=0, le=36_500 * 86_400_000, description="finished transactions are kept so long; 0: for ever"
     )
@@ -123,6 +137,11 @@ class Settings(BaseSettings):
         if self.backoff_base_ms > self.backoff_cap_ms:
             raise ValueError(
                 f"backoff_base_ms ({self.backoff_base_ms}) must not be above backoff_cap_ms ({self.backoff_cap_ms})"
+            )
+        if self.workers > 1 and not self.store.startswith(POSTGRES):
+            raise ValueError(
+                f"workers ({self.workers}) must be 1 on store {masked_url(self.store)}: a SQLite file is locked for "
+                "one process; for more name a database with --store postgresql://…"
             )
         return self
 

@@ -7,12 +7,14 @@ import contextlib
 import gc
 import signal
 import socket
+from collections.abc import Mapping
+from typing import Protocol
 
 import structlog
 
 from . import logs
 from .alerts import Alerts
-from .config import Settings, masked_url
+from .config import RunError, Settings, masked_url
 from .delivery import Delivery
 from .engine import Engine
 from .health import Health
@@ -31,20 +33,31 @@ ALERTS_STOP_S = 2.0
 """How long alerts that wait may then still be sent."""
 
 
-class StartError(Exception):
-    """The coordinator cannot start: what is wrong, and what to do."""
+class Told(Protocol):
+    """Who is told how a coordinator fares."""
 
-    def __init__(self, message: str, *, unreachable: bool = False) -> None:
-        super().__init__(message)
-        self.unreachable = unreachable
-        """Whether it is the store that does not answer."""
+    def ready(self, address: str, store_id: str) -> None:
+        """It serves."""
+
+    def stopped(self, counts: Mapping[str, int]) -> None:
+        """It has stopped in order, after so many transactions and flushes."""
 
 
-def run(settings: Settings) -> None:
-    """Run a coordinator until SIGTERM or SIGINT. Raises StartError."""
-    logs.configure(settings.log_format, settings.log_level)
+class _Printed:
+    """On standard output, for whoever has started it."""
+
+    def ready(self, address: str, store_id: str) -> None:
+        print(f"tricord: listening on {address}", flush=True)
+
+    def stopped(self, counts: Mapping[str, int]) -> None:
+        pass  # the log says it
+
+
+def run(settings: Settings, told: Told | None = None, worker: int = 0) -> None:
+    """Run a coordinator until SIGTERM or SIGINT; as that one of several workers, if numbered. Raises RunError."""
+    logs.configure(settings.log_format, settings.log_level, worker)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(Coordinator(settings).run())
+        runner.run(Coordinator(settings, told or _Printed(), worker).run())
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
@@ -58,8 +71,10 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 class Coordinator:
     """The parts of one coordinator, put together."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, told: Told, worker: int) -> None:
         self._settings = settings
+        self._told = told
+        self._worker = worker
 
     async def run(self) -> None:
         """Start, serve until a signal, drain, stop."""
@@ -77,18 +92,18 @@ class Coordinator:
                 store.stop_waiting()
             await opening
         except StoreError as error:
-            raise StartError(str(error), unreachable=isinstance(error, StoreUnreachable)) from error
+            raise RunError(str(error), unreachable=isinstance(error, StoreUnreachable)) from error
         async with contextlib.AsyncExitStack() as parts:
             parts.push_async_callback(store.close)
             participants = Participants(store, settings.participants)
             try:
                 await participants.refresh()
             except StoreError as error:
-                raise StartError(str(error), unreachable=True) from error
+                raise RunError(str(error), unreachable=True) from error
             delivery = Delivery(participants, pause_ms_max=settings.backoff_cap_ms)
             parts.push_async_callback(delivery.close)
             engine = Engine(store, delivery, settings.policy(), settings.live_max)
-            server, servicer = await make_server(engine, participants, settings)
+            server, service, servicer = await make_server(engine, participants, settings)
             health = Health(store, servicer)
             parts.push_async_callback(health.stop)
             purge = Purge(store, settings.retention_ms, settings.purge_ms)
@@ -96,7 +111,7 @@ class Coordinator:
             try:
                 port = bind(server, settings.listen)
             except OSError as error:
-                raise StartError(str(error)) from error
+                raise RunError(str(error)) from error
             if settings.alert_url:
                 alerts = Alerts(settings.alert_url, f"{socket.gethostname()}:{port}")
                 engine.on_attention = alerts.tell
@@ -104,7 +119,8 @@ class Coordinator:
                 parts.push_async_callback(alerts.stop, ALERTS_STOP_S)
             parts.push_async_callback(engine.stop, STOP_S)
             await engine.start()
-            purge.start()
+            if self._worker <= 1:  # one of them is enough
+                purge.start()
             health.start()
             await server.start()
             # What has been made so far stays; collecting it again and again would cost more than the rest.
@@ -113,12 +129,15 @@ class Coordinator:
             gc.set_threshold(20_000, 20, 50)
             address = f"{settings.listen.rpartition(':')[0]}:{port}"
             _log.info("coordinator.ready", listen=address, store=masked_url(settings.store), store_id=store.store_id)
-            print(f"tricord: listening on {address}", flush=True)
+            self._told.ready(address, store.store_id)
             await stop.wait()
             _log.info("coordinator.draining", live=engine.live)
             await health.stop()
             await servicer.enter_graceful_shutdown()
             engine.stop_claiming()
+            service.stop_streams()
             await server.stop(settings.drain_ms / 1000)
             await engine.stop(STOP_S)
-            _log.info("coordinator.stopped", flushes=store.flushes, **engine.counts)
+            counts = {"flushes": store.flushes, **engine.counts}
+            _log.info("coordinator.stopped", **counts)
+            self._told.stopped(counts)

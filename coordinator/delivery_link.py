@@ -76,13 +76,14 @@ class _Pending:
         "phase",
         "sent",
         "size",
-        "suspect_key",
         "timeout_ms",
     )
 
-    def __init__(self, message: pb.Call, call: Call, deadline_s: float, on_reply: OnReply, fence_id: str) -> None:
+    def __init__(
+        self, message: pb.Call, call_id: int, call: Call, deadline_s: float, on_reply: OnReply, fence_id: str
+    ) -> None:
         self.message = message
-        self.call_id = message.call_id
+        self.call_id = call_id
         self.size = call_bytes(message)
         self.branch = call.branch
         self.phase = call.phase
@@ -92,7 +93,11 @@ class _Pending:
         self.fence_id = fence_id
         self.sent = False
         self.aboard = False  # of the stream; a call that goes alone never is
-        self.suspect_key = (message.xid, message.branch_id, int(call.phase))
+
+    @property
+    def suspect_key(self) -> tuple[str, int, int]:
+        """What names it among the suspects, also when it is sent again."""
+        return self.message.xid, self.message.branch_id, int(self.phase)
 
 
 def could_not_connect(error: grpc.aio.AioRpcError) -> bool:
@@ -148,15 +153,16 @@ class Link:
     def send(self, message: pb.Call, call: Call, on_reply: OnReply, fence_id: str = "") -> None:
         """Start one call; it ends in exactly one reply, which counts only if it comes from that fence database."""
         self._next_id += 1
-        message.call_id = self._next_id
-        pending = _Pending(message, call, self._loop.time() + call.timeout_ms / 1000, on_reply, fence_id)
-        self._pending[message.call_id] = pending
+        call_id = message.call_id = self._next_id
+        now_s = self._loop.time()
+        pending = _Pending(message, call_id, call, now_s + call.timeout_ms / 1000, on_reply, fence_id)
+        self._pending[call_id] = pending
         self._bytes += pending.size
-        self._deadlines.add(message.call_id, pending.deadline_s)
+        self._deadlines.add(call_id, pending.deadline_s)
         if not self.breaker.closed:
-            self.breaker.begin_probe(message.call_id)
+            self.breaker.begin_probe(call_id)
         alone = bool(self._suspects) and pending.suspect_key in self._suspects
-        if alone or self._loop.time() < self._unary_until_s:
+        if alone or now_s < self._unary_until_s:
             self._spawn(self._send_alone(pending))
             return
         (self._tries if call.phase is Phase.TRY else self._phase2).append(pending)
@@ -332,6 +338,7 @@ class Link:
         pending.sent = True
         pending.aboard = False
         message = pending.message
+        suspect_key = pending.suspect_key
         try:
             if pending.phase is Phase.TRY:
                 reply = (await self._stub.Try(pb.TryRequest(call=message), timeout=left_s)).reply
@@ -348,20 +355,21 @@ class Link:
                     self.breaker.failed(why)
                 self._fail([pending], why)
             return
-        if self._suspects.get(pending.suspect_key, 0) < ACCIDENTS_MAX:
-            self._suspects.pop(pending.suspect_key, None)
+        if self._suspects.get(suspect_key, 0) < ACCIDENTS_MAX:
+            self._suspects.pop(suspect_key, None)
         reply.call_id = message.call_id
         self._answer(reply)
 
     # --- replies -------------------------------------------------------------------------------------------
 
     def _answer(self, reply: pb.Reply) -> None:
-        pending = self._pending.pop(reply.call_id, None)
+        call_id = reply.call_id
+        pending = self._pending.pop(call_id, None)
         if not self.breaker.spotless:
             self.breaker.answered()
         if pending is not None:  # else too late: its time-out has answered
             self._bytes -= pending.size
-            self._deadlines.remove(reply.call_id)
+            self._deadlines.remove(call_id)
             pending.on_reply(reply_of(pending.branch, pending.phase, reply, pending.fence_id))
 
     def _time_out(self, call_id: int) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from google.protobuf.duration_pb2 import Duration
-
 from tricord.v1 import participant_pb2 as pb
-from tricord.v1 import types_pb2
 
 from .machine import from_registered
 from .model import Call, Outcome, Payload, Phase, Refusal, Reply, Spec
@@ -31,10 +28,12 @@ def call_message(xid: str, spec: Spec, call: Call) -> pb.Call:
         branch_id=call.branch + 1,
         participant=branch.participant,
         action=branch.action,
-        payload=types_pb2.Payload(data=branch.payload.data, content_type=branch.payload.content_type),
         attempt=call.attempt,
-        timeout=Duration(seconds=call.timeout_ms // 1000, nanos=call.timeout_ms % 1000 * 1_000_000),
     )
+    # In place: a message that is given to a constructor is made, copied and thrown away.
+    payload, timeout = message.payload, message.timeout
+    payload.data, payload.content_type = branch.payload
+    timeout.seconds, timeout.nanos = call.timeout_ms // 1000, call.timeout_ms % 1000 * 1_000_000
     if spec.metadata:
         message.metadata.update(spec.metadata)
     return message
@@ -52,31 +51,32 @@ def reply_of(branch: int, phase: Phase, reply: pb.Reply, registered: str) -> Rep
     """What a reply says of the call that it answers; ``registered``: the fence database that must answer, if known."""
     outcome = _OUTCOMES.get(reply.outcome, Outcome.UNKNOWN)
     excess = _excess(reply)
+    fence_id, error = reply.fence_id, reply.error
     if excess and outcome is not Outcome.UNKNOWN:
         # Nothing that is asked again would be answered otherwise: of a Try it is a refusal.
-        fence_id = reply.fence_id[:FENCE_ID_CHARS_MAX]
-        return Reply(branch, phase, Outcome.VIOLATION, fence_id, error=excess)
+        return Reply(branch, phase, Outcome.VIOLATION, fence_id[:FENCE_ID_CHARS_MAX], error=excess)
     result = None
     refusal = None
-    if outcome is Outcome.DONE and reply.HasField("result"):
-        result = Payload(reply.result.data, reply.result.content_type)
-    elif outcome is Outcome.REFUSED:
-        refusal = Refusal(reply.refusal.reason or "refused", reply.refusal.message)
-    error = reply.error
-    if not error and outcome in (Outcome.UNKNOWN, Outcome.VIOLATION):
+    if outcome is Outcome.DONE or outcome is Outcome.REFUSED:
+        if outcome is Outcome.REFUSED:
+            refusal = Refusal(reply.refusal.reason or "refused", reply.refusal.message)
+        elif reply.HasField("result"):
+            result = Payload(reply.result.data, reply.result.content_type)
+    elif not error:
         error = f"the participant answered {outcome.name} and gave no reason"
-    seen = tuple(reply.tried_branch_ids) if reply.tried_branch_ids else ()
-    said = Reply(branch, phase, outcome, reply.fence_id, result, refusal, error, reply.attention, seen=seen)
+    seen = tuple(reply.tried_branch_ids)
+    said = Reply(branch, phase, outcome, fence_id, result, refusal, error, reply.attention, 0, seen)
     return from_registered(said, registered)
 
 
 def _excess(reply: pb.Reply) -> str:
     """What in a reply is beyond its limit; empty if nothing is."""
-    size = len(reply.result.data)
-    if size > RESULT_BYTES_MAX:
-        return f"Try returned a result of {size} bytes; the limit is {RESULT_BYTES_MAX}"
-    if len(reply.result.content_type) > CONTENT_TYPE_CHARS_MAX:
-        return f"the result's content_type is longer than {CONTENT_TYPE_CHARS_MAX} characters"
+    if reply.HasField("result"):
+        size = len(reply.result.data)
+        if size > RESULT_BYTES_MAX:
+            return f"Try returned a result of {size} bytes; the limit is {RESULT_BYTES_MAX}"
+        if len(reply.result.content_type) > CONTENT_TYPE_CHARS_MAX:
+            return f"the result's content_type is longer than {CONTENT_TYPE_CHARS_MAX} characters"
     if len(reply.tried_branch_ids) > BRANCHES_MAX:
         return f"tried_branch_ids has {len(reply.tried_branch_ids)} branches; the limit is {BRANCHES_MAX}"
     if len(reply.fence_id) > FENCE_ID_CHARS_MAX:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import NamedTuple
 
 import structlog
 
@@ -20,7 +19,8 @@ from .delivery import Delivery
 from .flow import drive
 from .ids import new_xid
 from .journal import Journal, Overloaded
-from .live import Live, seen
+from .journal import Started as Started
+from .live import Live, wake
 from .machine import begin
 from .model import Attention, BranchSpec, Policy, Spec, State, Transaction
 from .orders import AddBranch, Order, Renew, Resolve, carry_out
@@ -41,6 +41,8 @@ RESOLVED_FORMAT = 3
 POLL_S_MIN = 0.02
 POLL_S_MAX = 1.0
 """How long the claim loop sleeps at the most: another coordinator's work may have become due."""
+STAGGER_S = 0.05
+"""By up to so much later a row is looked for that a claim has seen coming: else all coordinators come at once."""
 SILENT_S = 5 * POLL_S_MAX
 """Without a good answer of the store for so long the coordinator counts as not SERVING, until the next one."""
 NEVER_MS = 2**63
@@ -50,6 +52,8 @@ WATCH_S_MIN, WATCH_S_MAX = 0.1, 1.0
 
 Reached = Callable[[Transaction], bool]
 """Whether a transaction has come as far as a caller waits for."""
+Waiter = Callable[[Transaction], bool]
+"""Is told a transaction as it has become durable; returns whether it waits no longer. Raises nothing."""
 
 
 class Until(Enum):
@@ -82,11 +86,25 @@ class FormatNotReady(Exception):
     """The store may still be served by programs that could not read what this would write."""
 
 
-class Started(NamedTuple):
-    """A transaction that was begun, now or before under the same key."""
+class _Moved:
+    """The ``Waiter`` of somebody who waits for a transaction to come so far."""
 
-    tx: Transaction
-    new: bool
+    __slots__ = ("_reached", "future", "tx")
+
+    def __init__(self, tx: Transaction, reached: Reached, future: asyncio.Future[None]) -> None:
+        self.tx = tx
+        """As it stood when it last moved here."""
+        self.future = future
+        self._reached = reached
+
+    def __call__(self, tx: Transaction) -> bool:
+        self.tx = tx
+        try:
+            if not self.future.done() and self._reached(tx):
+                self.future.set_result(None)
+        except Exception as error:
+            self.future.set_exception(error)  # it is the waiter's, and none of the driver's
+        return self.future.done()
 
 
 class Engine:
@@ -103,7 +121,7 @@ class Engine:
         self.delivery = delivery
         self.counts = dict.fromkeys(("begun", "confirmed", "cancelled", "recovered"), 0)
         self._live: dict[bytes, Live] = {}
-        self._waiters: dict[bytes, list[asyncio.Future[Transaction]]] = {}
+        self._waiters: dict[bytes, list[Waiter]] = {}
         self._nudge = asyncio.Event()
         self._next_claim_ms = 0
         self._stopping = False
@@ -181,10 +199,9 @@ class Engine:
         self.journal.check_room()
         now_ms = self.store.now_ms()
         spec = Spec(new_xid(now_ms), key, now_ms, timeout_ms, branches, metadata, interactive, ordered, labels)
-        tx = begin(spec, now_ms, self.policy)._replace(save_id=secrets.randbits(62))
+        tx = begin(spec, now_ms, self.policy, secrets.randbits(62))
         # Shielded: whether the caller still waits changes nothing for a record that is on its way.
-        beginning = asyncio.get_running_loop().create_task(self._begin(tx))
-        beginning.add_done_callback(seen)
+        beginning = self._begin(tx)
         try:
             begun = await asyncio.shield(beginning)
         finally:
@@ -193,12 +210,18 @@ class Engine:
             raise KeyReused(begun.tx.spec.xid)
         return begun
 
-    async def _begin(self, tx: Transaction) -> Started:
-        begun = await self.journal.begin(tx)
+    def _begin(self, tx: Transaction) -> Awaitable[Started]:
+        beginning = self.journal.begin(tx)
+        beginning.add_done_callback(self._begun)
+        return beginning
+
+    def _begun(self, beginning: asyncio.Future[Started]) -> None:
+        if beginning.cancelled() or beginning.exception() is not None:
+            return  # whoever waits is told
+        begun = beginning.result()
         if begun.new:
             self.counts["begun"] += 1
             self._adopt(begun.tx)
-        return Started(begun.tx, begun.new)
 
     async def order(self, xid: bytes, order: Order) -> Transaction:
         """Have an order carried out; returns the row that stands, durably.
@@ -257,20 +280,47 @@ class Engine:
                 continue
             if live is not None and not live.may_be_old:
                 pause_s = POLL_S_MAX
-            waiter: asyncio.Future[Transaction] = loop.create_future()
-            self._waiters.setdefault(xid, []).append(waiter)
+            moved = _Moved(tx, reached, loop.create_future())
+            self.tell(tx, moved)
+            timer = loop.call_later(min(pause_s, left_s), wake, moved.future)
             try:
-                done, _ = await asyncio.wait([waiter], timeout=min(pause_s, left_s))
+                await moved.future
             finally:
-                self._forget(xid, waiter)
-            if done:
-                tx = waiter.result()
+                timer.cancel()
+                self.forget(tx, moved)
+            if moved.tx is not tx:
+                tx = moved.tx
                 continue
             pause_s = min(pause_s * 2, WATCH_S_MAX)
             live = self._live.get(xid)
             if live is None or live.may_be_old:
                 tx = await self._read(tx)
         return tx
+
+    def tell(self, tx: Transaction, waiter: Waiter) -> None:
+        """Have the waiter told whenever this process learns that the transaction has changed, until it says so.
+
+        What another coordinator changes is learnt of by whoever drives the transaction here: see ``drives``.
+        """
+        self._waiters.setdefault(tx.spec.xid, []).append(waiter)
+
+    def forget(self, tx: Transaction, waiter: Waiter) -> None:
+        """Have the waiter told no more."""
+        waiters = self._waiters.get(tx.spec.xid)
+        if waiters and waiter in waiters:
+            waiters.remove(waiter)
+            if not waiters:
+                del self._waiters[tx.spec.xid]
+
+    def drives(self, tx: Transaction) -> bool:
+        """Whether the transaction changes here, and not in another coordinator's hands."""
+        live = self._live.get(tx.spec.xid)
+        return live is not None and not live.may_be_old
+
+    def newest(self, tx: Transaction) -> Transaction:
+        """The transaction as it is known here."""
+        live = self._live.get(tx.spec.xid)
+        return tx if live is None or live.tx.version <= tx.version else live.tx
 
     async def get(self, *, xid: bytes = b"", key: bytes = b"") -> Transaction | None:
         """A transaction by xid or key: as this process drives it, else as stored. Raises StoreError."""
@@ -294,13 +344,6 @@ class Engine:
         except StoreError as error:
             _log.warning("engine.watch_failed", xid=tx.spec.xid.hex(), error=str(error))
             return tx
-
-    def _forget(self, xid: bytes, waiter: asyncio.Future[Transaction]) -> None:
-        waiters = self._waiters.get(xid)
-        if waiters and waiter in waiters:
-            waiters.remove(waiter)
-            if not waiters:
-                del self._waiters[xid]
 
     # --- live transactions ---------------------------------------------------------------------------------
 
@@ -347,9 +390,9 @@ class Engine:
                 self.counts["confirmed"] += 1
             elif tx.state is State.CANCELLED:
                 self.counts["cancelled"] += 1
-        for waiter in self._waiters.pop(tx.spec.xid, ()):
-            if not waiter.done():
-                waiter.set_result(tx)
+        waiters = self._waiters.pop(tx.spec.xid, None)
+        if waiters is not None and (still := [waiter for waiter in waiters if not waiter(tx)]):
+            self._waiters[tx.spec.xid] = still
 
     def tell_attention(self, tx: Transaction, branch: int | None) -> None:
         """Log that a transaction has been given attention, durably and by this process, and tell who wants to know."""
@@ -396,6 +439,8 @@ class Engine:
                     # A row that is due but was not to be had is in another's hands just now.
                     least_s = 0.0 if claim.rows or claim.put_off == limit else POLL_S_MIN
                     due_s = (claim.next_wake_ms - self.store.now_ms()) / 1000
+                    if due_s > 0:  # whoever has put it to rest knows the time too
+                        due_s += secrets.randbits(10) / 1024 * STAGGER_S
                     pause_s = min(pause_s, max(least_s, due_s))
             except StoreError as error:
                 failures += 1

@@ -8,9 +8,10 @@
         NotAllowed          PERMISSION_DENIED
         TooMuch             RESOURCE_EXHAUSTED   too much is waiting; with the time to wait before trying again
         Unavailable         UNAVAILABLE          the store is away; with the time to wait before trying again
+        TooLate             DEADLINE_EXCEEDED    the caller's patience was over before anything was stored
 
-Each carries a stable ``reason`` for programs. None of them leaves anything stored, except that after Unavailable it
-is not known whether a starting call was stored: ask again with the same idempotency key.
+Each carries a stable ``reason`` for programs. None of them leaves anything stored, except that after Unavailable or
+TooLate it is not known whether a starting call was stored: ask again with the same idempotency key.
 """
 
 from __future__ import annotations
@@ -103,3 +104,10 @@ class Unavailable(RpcError):
 
     code = grpc.StatusCode.UNAVAILABLE
     reason = "STORE_UNAVAILABLE"
+
+
+class TooLate(RpcError):
+    """A call of a stream whose caller waits no longer; a unary call is told so by gRPC."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "DEADLINE_EXCEEDED"

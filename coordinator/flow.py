@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from .machine import apply, call_of, called, due, rests, visitors_wake_at, wake_at
-from .model import Call, Phase, Policy, Reply, State, Transaction
+from .machine import apply, call_of, called, due, owes, rests, visitors_wake_at, wake_at, wanted
+from .model import Attention, Call, Outcome, Phase, Policy, Reply, State, Transaction
 from .orders import Denied, Order, carry_out
 
 
@@ -155,6 +155,8 @@ class _Drive:
         if self._save_by_ms is not None and now_ms >= self._save_by_ms:
             return True
         tx = self._tx
+        if leave_open(tx, self._replies, now_ms):
+            return False
         after = apply(tx, self._replies, now_ms, self._policy)
         if after.state is not tx.state or after.attention is not tx.attention:
             return True
@@ -186,9 +188,9 @@ class _Drive:
             decides = before.state is State.TRYING and after.state is not State.TRYING
             owner = self._owner or decides
             if owner:
-                calls_out = self._waiting > 0 or bool(added) or bool(due(after, now_ms, policy))
+                calls_out = self._waiting > 0 or bool(added) or owes(after, now_ms)
                 wake_ms = wake_at(after, now_ms, policy, calls_out=calls_out)
-            elif rests(before, now_ms) and due(after, now_ms, policy):
+            elif rests(before, now_ms) and owes(after, now_ms):
                 wake_ms = now_ms  # nobody drives what an operator's order has made due: whoever claims it, does
             else:
                 wake_ms = visitors_wake_at(after, [*self._branches_out(), *added], now_ms, policy)
@@ -253,3 +255,24 @@ class _Drive:
             if not tx.sealed and not self._waiting and not self._replies:
                 times.append(self._park_until_ms)
         return max(now_ms, min(times)) if times else None
+
+
+def leave_open(tx: Transaction, replies: Sequence[Reply], now_ms: int) -> bool:
+    """Whether it is plain that these replies decide and flag nothing: others must come first.
+
+    Only a short cut for the usual ones; ``apply`` has the last word, at the latest when they have lingered.
+    """
+    spec = tx.spec
+    if spec.interactive or spec.ordered or tx.joined or tx.resolved or tx.attention is not Attention.NONE:
+        return False
+    if tx.state is State.TRYING and tx.deadline_ms <= now_ms:
+        return False
+    answered = set()
+    for branch, phase, outcome, fence_id, *_ in replies:
+        step = tx.steps[branch]
+        if outcome is not Outcome.DONE or wanted(tx, branch, step) is not phase:
+            return False
+        if step.fence_id and step.fence_id != fence_id:
+            return False
+        answered.add(branch)
+    return any(wanted(tx, n, step) is not None for n, step in enumerate(tx.steps) if n not in answered)

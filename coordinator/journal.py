@@ -8,7 +8,8 @@ which nobody waits for, is only ever followed by nothing.
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
@@ -18,6 +19,8 @@ from .store.rows import Batch, Row, RowRejected
 from .store.store import Store
 
 _log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T")
 
 ROWS_MAX = 1_000
 BYTES_MAX = 16 * 1024 * 1024
@@ -34,8 +37,8 @@ class Overloaded(Exception):
     """Too much waits for the store. Nothing of this request was stored."""
 
 
-class Begun(NamedTuple):
-    """What became of a begin."""
+class Started(NamedTuple):
+    """A transaction that was begun, now or before under the same key."""
 
     tx: Transaction
     """The row that stands: the new one, or the holder of its idempotency key."""
@@ -46,7 +49,9 @@ class _Entry(NamedTuple):
     tx: Transaction
     row: Row
     begins: bool
-    done: asyncio.Future[Row | None] | None
+    done: asyncio.Future[Any] | None
+    told: Callable[[Transaction, Row | None], Any] | None
+    """What ``done`` is told of the row that stands; of None where that is the new one."""
 
 
 class Journal:
@@ -67,43 +72,33 @@ class Journal:
         if len(self._waiting) >= WAITING_ROWS_MAX or self._begin_bytes >= WAITING_BYTES_MAX:
             raise Overloaded(f"{len(self._waiting)} transactions wait for the store")
 
-    async def begin(self, tx: Transaction) -> Begun:
+    def begin(self, tx: Transaction) -> asyncio.Future[Started]:
         """Store a new transaction, unless its key is taken. Raises RowRejected, having stored nothing."""
-        new = new_row(tx)
-        self._begin_bytes += len(new.body)
-        try:
-            row = await self._write(tx, new, begins=True)
-        finally:
-            self._begin_bytes -= len(new.body)
-        if row is None:
-            return Begun(tx, True)
-        return Begun(transaction(row), row.xid == tx.spec.xid)
+        row = new_row(tx)
+        started = self._write(tx, row, _started)
+        self._begin_bytes += len(row.body)
+        return started
 
-    async def save(self, tx: Transaction) -> Transaction:
-        """Store the next version of a transaction; returns the row that stands when it is durable.
+    def save(self, tx: Transaction) -> asyncio.Future[Transaction]:
+        """Store the next version of a transaction; the row that stands when it is durable.
 
         Raises RowRejected if the database cannot take it.
         """
-        row = await self._write(tx, saved_row(tx, self._store.format), begins=False)
-        if row is None:
-            return tx
-        if not row.state:
-            raise RowRejected(f"transaction {tx.spec.xid.hex()} is not in the store any more")
-        return transaction(row)
+        return self._write(tx, saved_row(tx, self._store.format), _saved)
 
     def save_last(self, tx: Transaction) -> None:
         """Store the last version, some time soon. It promises nothing new; if it is lost, recovery finds the same."""
-        self._add(_Entry(tx, saved_row(tx, self._store.format), False, None))
+        self._add(_Entry(tx, saved_row(tx, self._store.format), False, None, None))
 
     async def drain(self) -> None:
         """Return when everything that was given so far has been written."""
         self._start()
         await self._idle.wait()
 
-    async def _write(self, tx: Transaction, row: Row, *, begins: bool) -> Row | None:
-        done: asyncio.Future[Row | None] = asyncio.get_running_loop().create_future()
-        self._add(_Entry(tx, row, begins, done))
-        return await done
+    def _write(self, tx: Transaction, row: Row, told: Callable[[Transaction, Row | None], _T]) -> asyncio.Future[_T]:
+        done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._add(_Entry(tx, row, told is _started, done, told))
+        return done
 
     def _add(self, entry: _Entry) -> None:
         waiting = self._waiting.get(entry.row.xid)
@@ -154,7 +149,9 @@ class Journal:
         error = outcome.exception()
         standing = [error] * len(entries) if error is not None else outcome.result()
         for entry, row in zip(entries, standing, strict=True):
-            if entry.done is None:
+            if entry.begins:
+                self._begin_bytes -= len(entry.row.body)
+            if entry.done is None or entry.told is None:
                 if row is not None:  # recovery will come to the same end
                     _log.warning("journal.last_save_not_stored", xid=entry.row.xid.hex(), standing=str(row)[:200])
             elif entry.done.done():
@@ -162,10 +159,27 @@ class Journal:
             elif isinstance(row, BaseException):
                 entry.done.set_exception(row)
             else:
-                entry.done.set_result(row)
+                try:
+                    entry.done.set_result(entry.told(entry.tx, row))
+                except Exception as failure:
+                    entry.done.set_exception(failure)
         if not self._waiting:
             self._idle.set()
         elif any(entry.done is not None for entry in self._waiting.values()):
             self._start()
         else:
             self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._start)
+
+
+def _started(tx: Transaction, standing: Row | None) -> Started:
+    if standing is None:
+        return Started(tx, True)
+    return Started(transaction(standing), standing.xid == tx.spec.xid)
+
+
+def _saved(tx: Transaction, standing: Row | None) -> Transaction:
+    if standing is None:
+        return tx
+    if not standing.state:
+        raise RowRejected(f"transaction {tx.spec.xid.hex()} is not in the store any more")
+    return transaction(standing)

@@ -57,6 +57,7 @@ class Live:
         """Whether another coordinator may be driving it too."""
         self.claimed_row: Row | None = None
         """The row as the claim loop met it while it was being driven."""
+        self.now_ms = host.store.now_ms
         self._host = host
         self._xid = tx.spec.xid.hex()
         self._inbox: list[Reply] = []
@@ -68,9 +69,6 @@ class Live:
     def may_be_old(self) -> bool:
         """Whether the row may have been changed by another coordinator, as that of an open transaction at any time."""
         return self.visits or not self.tx.sealed
-
-    def now_ms(self) -> int:
-        return self._host.store.now_ms()
 
     def new_save_id(self) -> int:
         return secrets.randbits(62) + 1
@@ -86,7 +84,7 @@ class Live:
         self._answers.append((order, answer))
         self._orders.append(order)
         if self._wake is not None:
-            _wake(self._wake)
+            wake(self._wake)
         return answer
 
     def asked(self) -> bool:
@@ -96,7 +94,7 @@ class Live:
         """The claim loop has met the row while it is being driven."""
         self.claimed_row = row
         if self._wake is not None and self.visits:  # an owner comes by it soon enough
-            _wake(self._wake)
+            wake(self._wake)
 
     def claimed(self) -> Transaction | None:
         row, self.claimed_row = self.claimed_row, None
@@ -136,7 +134,7 @@ class Live:
             timer = None
             if until_ms is not None:
                 delay_s = max(0.0, (until_ms - self.now_ms()) / 1000)
-                timer = loop.call_later(delay_s, _wake, self._wake)
+                timer = loop.call_later(delay_s, wake, self._wake)
             try:
                 await self._wake
             finally:
@@ -194,7 +192,7 @@ class Live:
             )  # fmt: skip
         self._inbox.append(reply)
         if self._wake is not None:
-            _wake(self._wake)
+            wake(self._wake)
 
 
 def _to_blame(before: Transaction, tx: Transaction) -> int:
@@ -210,6 +208,7 @@ def seen(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-def _wake(future: asyncio.Future[None]) -> None:
+def wake(future: asyncio.Future[None]) -> None:
+    """Have whoever awaits it go on."""
     if not future.done():
         future.set_result(None)

@@ -8,13 +8,20 @@ import sys
 import structlog
 
 
-def configure(log_format: str, level: str) -> None:
-    """Set up structlog, and send what libraries log through the standard library the same way."""
+def configure(log_format: str, level: str, worker: int = 0) -> None:
+    """Set up structlog, and send what libraries log through the standard library the same way.
+
+    ``worker``: the number that each line carries, if any.
+    """
     least = getattr(logging, level.upper())
     shared: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    of_worker = ""
+    if worker:
+        shared.append(lambda _logger, _name, event: {**event, "worker": worker})
+        of_worker = f"worker {worker} "
     if log_format == "json":
         last: list[structlog.typing.Processor] = [
             structlog.processors.dict_tracebacks,
@@ -25,9 +32,9 @@ def configure(log_format: str, level: str) -> None:
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(least),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # a line is one write: workers share the stream
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        level=logging.WARNING, stream=sys.stderr, format=f"%(asctime)s %(levelname)s {of_worker}%(name)s %(message)s"
     )

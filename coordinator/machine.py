@@ -73,7 +73,7 @@ class IllegalMove(Exception):
         self.event = event
 
 
-def begin(spec: Spec, now_ms: int, policy: Policy) -> Transaction:
+def begin(spec: Spec, now_ms: int, policy: Policy, save_id: int = 0) -> Transaction:
     """The first value of a transaction: TRYING, every branch owed its Try, leased to whoever begins it.
 
     An interactive one has no branches yet and owes nothing. Raises ValueError if another has none: it would have
@@ -81,10 +81,12 @@ def begin(spec: Spec, now_ms: int, policy: Policy) -> Transaction:
     """
     if spec.interactive:
         deadline_ms = spec.created_ms + spec.timeout_ms
-        return Transaction(spec, State.TRYING, (), wake_ms=deadline_ms, updated_ms=now_ms, sealed=False)
+        return Transaction(
+            spec, State.TRYING, (), save_id=save_id, wake_ms=deadline_ms, updated_ms=now_ms, sealed=False
+        )
     if not spec.branches:
         raise ValueError("a transaction needs at least one branch")
-    tx = Transaction(spec, State.TRYING, (_PENDING,) * len(spec.branches), updated_ms=now_ms)
+    tx = Transaction(spec, State.TRYING, (_PENDING,) * len(spec.branches), save_id=save_id, updated_ms=now_ms)
     return tx._replace(wake_ms=_lease_end(tx, now_ms, policy))
 
 
@@ -97,6 +99,13 @@ def due(tx: Transaction, now_ms: int, policy: Policy) -> tuple[Call, ...]:
         if step.next_ms <= now_ms and (phase := called(tx, branch)) is not None:
             calls.append(_call(tx, branch, phase, now_ms, policy))
     return tuple(calls)
+
+
+def owes(tx: Transaction, now_ms: int) -> bool:
+    """Whether there are any calls that are ``due``."""
+    if tx.state is State.TRYING and tx.deadline_ms <= now_ms:
+        return False
+    return any(step.next_ms <= now_ms and called(tx, branch) is not None for branch, step in enumerate(tx.steps))
 
 
 def call_of(tx: Transaction, branch: int, now_ms: int, policy: Policy) -> Call:
@@ -210,9 +219,9 @@ def apply(tx: Transaction, replies: Sequence[Reply], now_ms: int, policy: Policy
     moved = tx
     if seen:
         tx = tx._replace(seen=tx.seen + tuple(seen))
-    changed = any(a is not b for a, b in zip(steps, tx.steps, strict=True))
-    if seen or failures or changed or attention is not tx.attention:
-        moved = tx._replace(steps=tuple(steps), attention=attention, updated_ms=now_ms)
+    after = tuple(steps)
+    if seen or failures or after != tx.steps or attention is not tx.attention:
+        moved = tx._replace(steps=after, attention=attention, updated_ms=now_ms)
         if failures or tx.past:
             moved = moved._replace(past=remember(tx, steps, failures, now_ms))
     return _settled(moved, now_ms)
@@ -237,7 +246,7 @@ def move(tx: Transaction, event: Event, now_ms: int, reason: str = "") -> Transa
         state=state,
         # The new phase starts with a clean schedule, without the lease of an added branch's first Try; the last error
         # stays for people to read.
-        steps=tuple(s._replace(attempts=0, next_ms=0) if s.attempts or s.next_ms else s for s in tx.steps),
+        steps=tuple([s._replace(attempts=0, next_ms=0) if s.attempts or s.next_ms else s for s in tx.steps]),
         decided_ms=now_ms,
         updated_ms=now_ms,
         cancel_reason=reason or _cancel_reason(tx, event),
@@ -445,15 +454,15 @@ def _event(tx: Transaction, now_ms: int) -> Event | None:
         if tx.sealed:
             if tx.joined and _not_named(tx):
                 return Event.NOT_NAMED
-            if all(s is BranchStatus.TRIED for s in statuses):
+            if statuses.count(BranchStatus.TRIED) == len(statuses):
                 return Event.ALL_TRIED
         return Event.DEADLINE if now_ms >= tx.deadline_ms else None
     if tx.resolved:  # by hand, either way: such branches have ended when nothing is owed to them any more
         statuses = [s for n, s in enumerate(statuses) if tx.resolution_of(n) is None or s not in _ENDS]
     if tx.state is State.CONFIRMING:
-        return Event.ALL_CONFIRMED if all(s is BranchStatus.CONFIRMED for s in statuses) else None
+        return Event.ALL_CONFIRMED if statuses.count(BranchStatus.CONFIRMED) == len(statuses) else None
     if tx.state is State.CANCELLING:
-        return Event.ALL_CANCELLED if all(s is BranchStatus.CANCELLED for s in statuses) else None
+        return Event.ALL_CANCELLED if statuses.count(BranchStatus.CANCELLED) == len(statuses) else None
     return None
 
 

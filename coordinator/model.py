@@ -57,7 +57,10 @@ class State(IntEnum):
     @property
     def finished(self) -> bool:
         """Whether nothing is owed to any participant any more."""
-        return self is State.CONFIRMED or self is State.CANCELLED
+        return self in _FINISHED
+
+
+_FINISHED = frozenset((State.CONFIRMED, State.CANCELLED))
 
 
 class BranchStatus(IntEnum):

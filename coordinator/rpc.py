@@ -38,7 +38,7 @@ def answering(method: Method[_Request, _Response]) -> Method[_Request, _Response
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            status = _status(error, method.__qualname__)
+            status = status_of(error, method.__qualname__)
         del request  # gRPC keeps the error that ends the call, and it this frame, until the collector comes
         await context.abort_with_status(rpc_status.to_status(status))
         raise AssertionError("unreachable")
@@ -58,13 +58,14 @@ def answering_stream(method: StreamMethod[_Request, _Response]) -> StreamMethod[
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            status = _status(error, method.__qualname__)
+            status = status_of(error, method.__qualname__)
         await context.abort_with_status(rpc_status.to_status(status))
 
     return call
 
 
-def _status(error: Exception, method: str) -> status_pb2.Status:
+def status_of(error: Exception, method: str) -> status_pb2.Status:
+    """What a caller is told of an error."""
     if isinstance(error, RpcError):
         return error_status(error)
     if isinstance(error, Denied):

@@ -14,6 +14,7 @@ from .model import Transaction
 from .participants import Participants
 from .rpc import Context, answering, answering_stream
 from .server_open import OpenTransactions, check_name, left_s, until_of
+from .server_streams import CALLS_MAX, Streams
 from .wire import Starting, read_key, read_xid, read_xids, transaction_message
 
 _log = structlog.get_logger(__name__)
@@ -27,25 +28,45 @@ STARTING_BYTES_MAX = 128 * 1024 * 1024
 class CoordinatorService(OpenTransactions):
     """What initiators call, and participants that are called directly."""
 
-    def __init__(self, engine: Engine, participants: Participants, namespace: str, timeout_ms_default: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        participants: Participants,
+        namespace: str,
+        timeout_ms_default: int,
+        stream_calls_max: int = CALLS_MAX,
+    ) -> None:
         super().__init__(engine, participants)
         self._namespace = namespace
         self._timeout_ms_default = timeout_ms_default
         self._starting_bytes = 0
+        self._streams = Streams(engine, self._read_execute, self._start, stream_calls_max)
+
+    def stop_streams(self) -> None:
+        """Take no more calls from ``ExecuteStream``; each stream ends when its calls are answered."""
+        self._streams.stop()
 
     @answering
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
         """Run a transaction, or find the one that the key names, and answer when it has come far enough."""
-        starting = Starting.of_execute(request, self._namespace, self._timeout_ms_default)
-        started = await self._start(starting, request.ByteSize())
+        started = await self._start(self._read_execute(request))
         tx = await self._engine.wait(started.tx, until_of(request.wait), left_s(context))
         return pb.ExecuteResponse(transaction=transaction_message(tx))
+
+    @answering_stream
+    async def ExecuteStream(
+        self, request_iterator: AsyncIterator[pb.ExecuteStreamRequest], context: Context
+    ) -> AsyncIterator[pb.ExecuteStreamResponse]:
+        """Run many transactions, and answer each when it has come far enough."""
+        yield pb.ExecuteStreamResponse()  # tells callers that this is no older coordinator, before they write
+        async for response in self._streams.serve(request_iterator):
+            yield response
 
     @answering
     async def Begin(self, request: pb.BeginRequest, context: Context) -> pb.BeginResponse:
         """Begin an interactive transaction, or find the one that the key names."""
         starting = Starting.of_begin(request, self._namespace, self._timeout_ms_default)
-        started = await self._start(starting, request.ByteSize())
+        started = await self._start(starting)
         return pb.BeginResponse(transaction=transaction_message(started.tx))
 
     @answering
@@ -89,7 +110,11 @@ class CoordinatorService(OpenTransactions):
             return found
         return await self._engine.get_by_xid(read_xid(request.xid))
 
-    async def _start(self, starting: Starting, size: int) -> Started:
+    def _read_execute(self, request: pb.ExecuteRequest) -> Starting:
+        return Starting.of_execute(request, self._namespace, self._timeout_ms_default)
+
+    async def _start(self, starting: Starting) -> Started:
+        size = starting.size
         if self._starting_bytes + size > STARTING_BYTES_MAX:
             raise TooMuch(f"{self._starting_bytes} bytes of requests are being started; ask again", retry_s=1.0)
         self._starting_bytes += size

@@ -21,6 +21,7 @@ from tricord.v1 import (
 
 from .config import Settings
 from .engine import Engine
+from .listening import cannot_listen
 from .operator import OperatorService
 from .participants import Participants
 from .registry import RegistryService
@@ -28,13 +29,20 @@ from .server import CoordinatorService
 from .wire import MESSAGE_BYTES_MAX
 
 SERVER_OPTIONS = (
-    # By default a second server would bind the same port silently, and take half of the connections.
-    ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+)
+# By default a second server would bind the same port silently, and take half of the connections.
+ALONE_OPTIONS = (("grpc.so_reuseport", 0),)
+CONNECTION_AGE_MS = 60_000
+SHARED_OPTIONS = (
+    ("grpc.so_reuseport", 1),
+    # A connection stays with the worker that has taken it: without an end all could be one worker's for ever. What
+    # runs on it goes on.
+    ("grpc.max_connection_age_ms", CONNECTION_AGE_MS),
 )
 
 STORE_SERVICES = (
@@ -48,10 +56,12 @@ SERVICES = (*STORE_SERVICES, health_pb2.DESCRIPTOR.services_by_name["Health"].fu
 
 async def make_server(
     engine: Engine, participants: Participants, settings: Settings
-) -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
-    """The server with all its services, not started yet, and what tells that they are SERVING."""
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    service = CoordinatorService(engine, participants, settings.key_namespace, settings.timeout_ms)
+) -> tuple[grpc.aio.Server, CoordinatorService, health_aio.HealthServicer]:
+    """The server with all its services, not started yet; what initiators call; what tells that all are SERVING."""
+    server = grpc.aio.server(options=SERVER_OPTIONS + (SHARED_OPTIONS if settings.workers > 1 else ALONE_OPTIONS))
+    service = CoordinatorService(
+        engine, participants, settings.key_namespace, settings.timeout_ms, settings.stream_calls_max
+    )
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(service, server)
     operator = OperatorService(engine, participants, settings)
     operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)
@@ -62,7 +72,7 @@ async def make_server(
     reflection.enable_server_reflection([*SERVICES, reflection.SERVICE_NAME], server)
     for name in ("", *SERVICES):
         await health.set(name, health_pb2.HealthCheckResponse.SERVING)
-    return server, health
+    return server, service, health
 
 
 def bind(server: grpc.aio.Server, listen: str) -> int:
@@ -70,10 +80,7 @@ def bind(server: grpc.aio.Server, listen: str) -> int:
     try:
         port = server.add_insecure_port(listen)
     except RuntimeError as error:
-        raise OSError(
-            f"listen: cannot listen on {listen}: the port is in use, or the address is not this host's; "
-            "stop what uses it, or name another with --listen"
-        ) from error
+        raise cannot_listen(listen) from error
     if not port:
         raise OSError(f"listen: cannot listen on {listen}: name it as host:port")
     return port

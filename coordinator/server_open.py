@@ -128,4 +128,9 @@ def until_of(wait: pb.Wait.ValueType) -> Until:
 def left_s(context: Context) -> float | None:
     """How long the caller waits for its answer, less what the answer needs on its way."""
     left_s = context.time_remaining()
-    return None if left_s is None else left_s - min(left_s * ANSWER_MARGIN_SHARE, ANSWER_MARGIN_S_MAX)
+    return None if left_s is None else answer_s(left_s)
+
+
+def answer_s(patience_s: float) -> float:
+    """After how long somebody with so much patience is answered."""
+    return patience_s - min(patience_s * ANSWER_MARGIN_SHARE, ANSWER_MARGIN_S_MAX)

@@ -49,6 +49,7 @@ _StartingRequest = coordinator_pb2.ExecuteRequest | coordinator_pb2.BeginRequest
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})\Z")
+_WAITS = frozenset(coordinator_pb2.Wait.values())
 _KEY_SEPARATOR = b"\0"
 NO_XID = "is not an xid: 32 hexadecimal digits"
 
@@ -59,6 +60,8 @@ NO_XID = "is not an xid: 32 hexadecimal digits"
 class Starting(NamedTuple):
     """A checked request to start a transaction."""
 
+    size: int
+    """Of the request, in bytes."""
     key: bytes
     timeout_ms: int
     metadata: tuple[tuple[str, str], ...]
@@ -97,8 +100,8 @@ class Starting(NamedTuple):
 
 def _starting(
     request: _StartingRequest, namespace: str, timeout_ms_default: int, wrong: list[Violation]
-) -> tuple[bytes, int, tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-    """What every starting request has: key, time-out in ms, metadata, labels.
+) -> tuple[int, bytes, int, tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """What every starting request has: size, key, time-out in ms, metadata, labels.
 
     Raises InvalidRequest if it is too large to be looked at.
     """
@@ -108,7 +111,7 @@ def _starting(
     key = read_key(request.idempotency_key, namespace, wrong) if request.idempotency_key else b""
     timeout_ms = _timeout_ms(request, timeout_ms_default, wrong)
     metadata = _metadata(request, wrong) if request.metadata else ()
-    return key, timeout_ms, metadata, read_labels(request.labels, wrong) if request.labels else ()
+    return size, key, timeout_ms, metadata, read_labels(request.labels, wrong) if request.labels else ()
 
 
 def read_key(text: str, namespace: str, wrong: list[Violation]) -> bytes:
@@ -190,18 +193,21 @@ def _metadata(request: _StartingRequest, wrong: list[Violation]) -> tuple[tuple[
 
 def read_branch(field: str, branch: coordinator_pb2.BranchRequest, wrong: list[Violation]) -> BranchSpec:
     """One branch of a request; what is wrong with it is added to ``wrong``."""
-    _check_name(f"{field}.participant", branch.participant, wrong)
-    _check_name(f"{field}.action", branch.action, wrong)
-    data = branch.payload.data
-    if len(data) > PAYLOAD_BYTES_MAX:
-        wrong.append(Violation(f"{field}.payload", f"has {len(data)} bytes; the limit is {PAYLOAD_BYTES_MAX}"))
-    check_content_type(f"{field}.payload.content_type", branch.payload.content_type, wrong)
-    return BranchSpec(branch.participant, branch.action, Payload(data, branch.payload.content_type))
+    payload = branch.payload
+    spec = BranchSpec(branch.participant, branch.action, Payload(payload.data, payload.content_type))
+    if not _NAME.match(spec.participant) or not _NAME.match(spec.action):
+        _check_name(f"{field}.participant", spec.participant, wrong)
+        _check_name(f"{field}.action", spec.action, wrong)
+    if len(spec.payload.data) > PAYLOAD_BYTES_MAX:
+        size = len(spec.payload.data)
+        wrong.append(Violation(f"{field}.payload", f"has {size} bytes; the limit is {PAYLOAD_BYTES_MAX}"))
+    check_content_type(f"{field}.payload.content_type", spec.payload.content_type, wrong)
+    return spec
 
 
 def check_wait(wait: int, wrong: list[Violation]) -> None:
     """Complain of one that is none."""
-    if wait not in coordinator_pb2.Wait.values():
+    if wait not in _WAITS:
         wrong.append(Violation("wait", f"is {wait}, which is no Wait"))
 
 
@@ -223,31 +229,36 @@ def _check_name(field: str, name: str, wrong: list[Violation], what: str = "name
 
 def transaction_message(tx: Transaction) -> types_pb2.Transaction:
     """A transaction as callers see it."""
+    message = types_pb2.Transaction()
+    write_transaction(message, tx)
+    return message
+
+
+def write_transaction(message: types_pb2.Transaction, tx: Transaction) -> None:
+    """Fill an empty message in place: to put one message into another, protobuf copies it."""
     spec = tx.spec
-    message = types_pb2.Transaction(
-        xid=spec.xid.hex(),
-        idempotency_key=spec.key.partition(_KEY_SEPARATOR)[2].decode(),
-        state=int(tx.state),  # type: ignore[arg-type]  # the same numbers; a test compares them
-        attention=_ATTENTION[tx.attention],
-        branches=[branch_message(tx, branch) for branch in range(len(tx.steps))],
-        create_time=timestamp(spec.created_ms),
-        update_time=timestamp(tx.updated_ms),
-        deadline_time=timestamp(tx.deadline_ms),
-        cancel_reason=tx.cancel_reason,
-        version=tx.version,
-        interactive=spec.interactive,
-        sealed=tx.sealed,
-        ordered=spec.ordered,
-        mixed=tx.mixed,
-    )
+    message.xid = spec.xid.hex()
+    message.idempotency_key = spec.key.partition(_KEY_SEPARATOR)[2].decode()
+    message.state = int(tx.state)  # type: ignore[assignment]  # the same numbers; a test compares them
+    message.attention = _ATTENTION[tx.attention]
+    for branch in range(len(tx.steps)):
+        _write_branch(message.branches.add(), tx, branch)
+    _write_time(message.create_time, spec.created_ms)
+    _write_time(message.update_time, tx.updated_ms)
+    _write_time(message.deadline_time, tx.deadline_ms)
+    message.cancel_reason = tx.cancel_reason
+    message.version = tx.version
+    message.interactive = spec.interactive
+    message.sealed = tx.sealed
+    message.ordered = spec.ordered
+    message.mixed = tx.mixed
     message.timeout.FromMilliseconds(spec.timeout_ms)
     if spec.metadata:
         message.metadata.update(spec.metadata)
     if spec.labels:
         message.labels.update(spec.labels)
     if tx.decided_ms:
-        message.decide_time.CopyFrom(timestamp(tx.decided_ms))
-    return message
+        _write_time(message.decide_time, tx.decided_ms)
 
 
 def unreadable_message(row: Row, why: str) -> types_pb2.Transaction:
@@ -273,22 +284,26 @@ _ATTENTION = {
 
 def branch_message(tx: Transaction, index: int) -> types_pb2.Branch:
     """One branch as callers see it."""
+    message = types_pb2.Branch()
+    _write_branch(message, tx, index)
+    return message
+
+
+def _write_branch(message: types_pb2.Branch, tx: Transaction, index: int) -> None:
     branch, step = tx.spec.branches[index], tx.steps[index]
-    message = types_pb2.Branch(
-        branch_id=index + 1,
-        participant=branch.participant,
-        action=branch.action,
-        state=int(step.status),  # type: ignore[arg-type]  # the same numbers; a test compares them
-        payload=types_pb2.Payload(data=branch.payload.data, content_type=branch.payload.content_type),
-        attempts=step.attempts,
-        last_error=step.error,
-    )
+    message.branch_id = index + 1
+    message.participant = branch.participant
+    message.action = branch.action
+    message.state = int(step.status)  # type: ignore[assignment]  # the same numbers; a test compares them
+    _write_payload(message.payload, branch.payload)
+    message.attempts = step.attempts
+    message.last_error = step.error
     if step.result is not None:
-        message.result.CopyFrom(types_pb2.Payload(data=step.result.data, content_type=step.result.content_type))
+        _write_payload(message.result, step.result)
     if step.refusal is not None:
-        message.refusal.CopyFrom(types_pb2.Refusal(reason=step.refusal.reason, message=step.refusal.message))
+        message.refusal.reason, message.refusal.message = step.refusal.reason, step.refusal.message
     if step.attempts and step.next_ms and called(tx, index) is not None:
-        message.next_attempt_time.CopyFrom(timestamp(step.next_ms))
+        _write_time(message.next_attempt_time, step.next_ms)
     joined = tx.joined_as(index) if tx.joined else None
     if joined is not None:
         message.branch_key, message.enlisted, message.parent_branch_id = joined
@@ -306,7 +321,14 @@ def branch_message(tx: Transaction, index: int) -> types_pb2.Branch:
         )
     if tx.seen:
         message.tried_branch_ids.extend(seen.branch_id for seen in tx.seen if seen.by == index + 1)
-    return message
+
+
+def _write_payload(message: types_pb2.Payload, payload: Payload) -> None:
+    message.data, message.content_type = payload.data, payload.content_type
+
+
+def _write_time(message: Timestamp, ms: int) -> None:
+    message.seconds, message.nanos = ms // 1000, ms % 1000 * 1_000_000
 
 
 def timestamp(ms: int) -> Timestamp:

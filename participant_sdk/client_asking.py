@@ -75,6 +75,10 @@ class Ask:
     request: Request
     seconds: float
 
+    def within(self, gives_up_at: float) -> Ask:
+        """The same, with what is left until then."""
+        return Ask(self.request, max(ATTEMPT_SECONDS_MIN, min(self.seconds, gives_up_at - time.monotonic())))
+
 
 @dataclass(frozen=True, slots=True)
 class Pause:

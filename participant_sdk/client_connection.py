@@ -7,6 +7,7 @@ its silence means, is written once.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
@@ -15,11 +16,14 @@ from typing import Any, Final, Self, TypeVar
 import grpc
 
 from participant_sdk.client_asking import CLOSED, METHODS, Answer, Ask, Asking, Closed, Pause
+from participant_sdk.client_stream import Streams
+from participant_sdk.client_streams import TaskStream, ThreadStream
 from participant_sdk.client_watching import Watching
 from participant_sdk.coordinator_messages import Failure, read_failure
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.transaction import Transaction
 from tricord.v1 import coordinator_pb2_grpc
+from tricord.v1.coordinator_pb2 import ExecuteRequest
 
 T = TypeVar("T")
 
@@ -47,12 +51,18 @@ class CoordinatorConnection:
     def __init__(self, endpoint: str) -> None:
         self._channels = [grpc.insecure_channel(each, options=CHANNEL_OPTIONS) for each in endpoints_of(endpoint)]
         self._stubs = [coordinator_pb2_grpc.CoordinatorServiceStub(channel) for channel in self._channels]
+        self._streams = Streams(lambda turn: ThreadStream(self._stubs[turn]))
+        self._streams_lock = threading.Lock()
         self._turn = 0
         self._closed = False
 
     def close(self) -> None:
         """Close the connection. Transactions that run go on; who waits for an answer is told that it is not known."""
         self._closed = True
+        with self._streams_lock:
+            streams = self._streams.all()
+        for stream in streams:
+            stream.close()
         for channel in self._channels:
             channel.close()
 
@@ -113,15 +123,36 @@ class CoordinatorConnection:
             return Closed()
         turn = self._turn
         try:
-            return getattr(self._stubs[turn], METHODS[type(ask.request)])(ask.request, timeout=ask.seconds)
-        except grpc.RpcError as error:
-            failure = read_failure(error)
-            self._pass_over(turn, failure)
-            return failure
+            answer = self._execute(turn, ask) if type(ask.request) is ExecuteRequest else self._call(turn, ask)
         except ValueError:  # closed between the look and the call
             if not self._is_closed():
                 raise
             return Closed()
+        if isinstance(answer, Failure):
+            self._pass_over(turn, answer)
+        return answer
+
+    def _execute(self, turn: int, ask: Ask) -> Answer:
+        """By a stream, if others do so just now."""
+        gives_up_at = time.monotonic() + ask.seconds
+        with self._streams_lock:
+            stream = self._streams.enter(turn, ask)
+        try:
+            answer = None if stream is None else stream.ask(ask)
+            return self._call(turn, ask.within(gives_up_at)) if answer is None else answer
+        except ValueError:
+            if stream is None or not self._is_closed():
+                raise
+            return Failure(grpc.StatusCode.CANCELLED, CLOSED)  # the stream may have carried it
+        finally:
+            with self._streams_lock:
+                self._streams.leave()
+
+    def _call(self, turn: int, ask: Ask) -> Answer:
+        try:
+            return getattr(self._stubs[turn], METHODS[type(ask.request)])(ask.request, timeout=ask.seconds)
+        except grpc.RpcError as error:
+            return read_failure(error)
 
 
 class AsyncCoordinatorConnection:
@@ -132,12 +163,15 @@ class AsyncCoordinatorConnection:
         self._stubs: list[coordinator_pb2_grpc.CoordinatorServiceAsyncStub] = [
             coordinator_pb2_grpc.CoordinatorServiceStub(channel) for channel in self._channels
         ]
+        self._streams = Streams(lambda turn: TaskStream(self._stubs[turn]))
         self._turn = 0
         self._closed = False
 
     async def close(self) -> None:
         """As `CoordinatorConnection.close`."""
         self._closed = True
+        for stream in self._streams.all():
+            await stream.close()
         for channel in self._channels:
             await channel.close()
 
@@ -205,13 +239,30 @@ class AsyncCoordinatorConnection:
             return Closed()
         turn = self._turn
         try:
-            method = getattr(self._stubs[turn], METHODS[type(ask.request)])
-            return await method(ask.request, timeout=ask.seconds)
-        except grpc.RpcError as error:
-            failure = read_failure(error)
-            self._pass_over(turn, failure)
-            return failure
+            execute = type(ask.request) is ExecuteRequest
+            answer = await (self._execute(turn, ask) if execute else self._call(turn, ask))
         except asyncio.CancelledError:
             if not self._is_closed_under_way():
                 raise
             return Failure(grpc.StatusCode.CANCELLED, CLOSED)
+        if isinstance(answer, Failure):
+            self._pass_over(turn, answer)
+        return answer
+
+    async def _execute(self, turn: int, ask: Ask) -> Answer:
+        """As `CoordinatorConnection._execute`."""
+        gives_up_at = time.monotonic() + ask.seconds
+        stream = self._streams.enter(turn, ask)
+        try:
+            answer = None if stream is None else await stream.ask(ask)
+            if answer is None and self._closed:
+                return Failure(grpc.StatusCode.CANCELLED, CLOSED)  # the stream may have carried it
+            return await self._call(turn, ask.within(gives_up_at)) if answer is None else answer
+        finally:
+            self._streams.leave()
+
+    async def _call(self, turn: int, ask: Ask) -> Answer:
+        try:
+            return await getattr(self._stubs[turn], METHODS[type(ask.request)])(ask.request, timeout=ask.seconds)
+        except grpc.RpcError as error:
+            return read_failure(error)

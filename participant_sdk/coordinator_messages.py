@@ -7,12 +7,14 @@ network's or a restart's doing is retryable, a definite answer is not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import grpc
+from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc import error_details_pb2, status_pb2
@@ -97,28 +99,36 @@ def read_failure(error: grpc.RpcError) -> Failure:
     details: dict[str, Any] = {}
     for key, value in metadata or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            details = _read_details(value)
+            with contextlib.suppress(DecodeError):  # the status itself still says enough
+                details = _read_details(status_pb2.Status.FromString(value).details)
     return Failure(error.code(), printable(error.details() or ""), **details)
 
 
-def _read_details(data: bytes) -> dict[str, Any]:
-    """What the details say, as the fields of a Failure."""
+def read_stream_failure(error: coordinator_pb2.ExecuteStreamError) -> Failure:
+    """What a call of a stream says that has failed alone."""
+    code = _CODES.get(error.code, grpc.StatusCode.UNKNOWN)
+    return Failure(code, printable(error.message), **_read_details(error.details))
+
+
+_CODES: Final[dict[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def _read_details(details: Iterable[any_pb2.Any]) -> dict[str, Any]:
+    """What they say, as the fields of a Failure."""
     found: dict[str, Any] = {"fields": {}}
     info, bad_request, retry = (
         error_details_pb2.ErrorInfo(),
         error_details_pb2.BadRequest(),
         error_details_pb2.RetryInfo(),
     )
-    try:
-        for detail in status_pb2.Status.FromString(data).details:
+    with contextlib.suppress(DecodeError):  # what was read before still counts
+        for detail in details:
             if detail.Unpack(info):
                 found["reason"] = info.reason
             elif detail.Unpack(bad_request):
                 found["fields"].update({each.field: each.description for each in bad_request.field_violations})
             elif detail.Unpack(retry):
                 found["retry_after"] = max(0.0, retry.retry_delay.ToNanoseconds() / 1e9)
-    except DecodeError:
-        pass  # the status itself still says enough
     return found
 
 

@@ -75,15 +75,7 @@ def _look(store: str) -> Stand:
 def _migrate(store: str, *, finish: bool) -> Stand:
     """Bring it up to date; how far it is then. Raises StoreError, SQLAlchemyError."""
     from ..store import schema
-    from ..store.store import backend_for
+    from ..store.store import usable_engine
 
-    backend = backend_for(store, _LEASE_MS)
-    backend.prepare()
-    try:
-        engine = backend.engine()
-        try:
-            return schema.migrate(engine, finish=finish)
-        finally:
-            engine.dispose()
-    finally:
-        backend.release()
+    with usable_engine(store, _LEASE_MS) as engine:
+        return schema.migrate(engine, finish=finish)

@@ -18,15 +18,20 @@ def serve(config_path: str | None, **flags: Any) -> None:
     Each flag has an environment variable: --lease-ms is TRICORD_LEASE_MS, and so on. Flags come before the
     environment, the environment before the file, the file before the defaults.
     """
-    from ..config import ConfigError, load
+    from ..config import ConfigError, RunError, load
 
     try:
         settings, _ = load(flags, config_path)
     except ConfigError as error:
         fail(str(error), USAGE)
-    from ..coordinator import StartError, run
-
     try:
-        run(settings)
-    except StartError as error:
+        if settings.workers > 1:
+            from ..workers import run_workers
+
+            run_workers(settings)
+        else:
+            from ..coordinator import run
+
+            run(settings)
+    except RunError as error:
         fail(str(error), UNAVAILABLE if error.unreachable else ERROR)

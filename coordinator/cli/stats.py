@@ -24,7 +24,8 @@ def stats(endpoint: str, output: str) -> None:
     attention.
 
     Late are open transactions that have been due for more than 5 seconds: nobody has looked at them. The others are of
-    the coordinator that is asked, since its start; while its store does not answer these are all there is.
+    the coordinator that is asked (of several workers: of the one that takes the call), since its start; while its store
+    does not answer these are all there is.
     """
     from tricord.v1 import operator_pb2
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from ..filters_tree import Node
 
 
+POSTGRES = ("postgresql://", "postgres://")
+"""How URLs of stores on PostgreSQL begin."""
+
+
 class Row(NamedTuple):
     """A transaction as stored, in the order of the table's columns.
 

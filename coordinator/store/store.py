@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +25,7 @@ from .filtering import list_rows
 from .history import Page, purge_page
 from .identity import store_identity
 from .rows import (
+    POSTGRES,
     Backend,
     Batch,
     Claim,
@@ -58,7 +59,7 @@ class StoreClosed(StoreError):
 
 def backend_for(url: str, lease_ms: int) -> Backend:
     """The backend for a store's URL: ``postgresql://…``, ``sqlite:///path`` or a path. Raises StoreError."""
-    if url.startswith(("postgresql://", "postgres://")):
+    if url.startswith(POSTGRES):
         from .postgres import PostgresBackend  # an extra: only who names it needs it
 
         return PostgresBackend(url, lease_ms)
@@ -71,6 +72,21 @@ def backend_for(url: str, lease_ms: int) -> Backend:
     if path in ("", ":memory:"):
         raise StoreError("store: a database in memory would lose every decision with the process; name a file")
     return SqliteBackend(Path(path))
+
+
+@contextlib.contextmanager
+def usable_engine(url: str, lease_ms: int) -> Iterator[sa.Engine]:
+    """SQLAlchemy's engine on a store that transactions may be kept in. Raises StoreError, SQLAlchemyError."""
+    backend = backend_for(url, lease_ms)
+    backend.prepare()
+    try:
+        engine = backend.engine()
+        try:
+            yield engine
+        finally:
+            engine.dispose()
+    finally:
+        backend.release()
 
 
 class Store:

@@ -116,7 +116,6 @@ async def test_two_saves_of_one_transaction_at_once_are_a_bug(store: Store, jour
     """A flush must never hold two records of one xid (A2)."""
     tx = new(store)
     first = asyncio.ensure_future(journal.begin(tx))
-    await asyncio.sleep(0)
     with pytest.raises(AssertionError, match="at once"):
         await journal.save(after(tx))
     await first

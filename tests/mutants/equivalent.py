@@ -29,8 +29,6 @@ FENCE: Final = "participant_sdk.fence"
 EVENT_NUMBERS: Final = (
     "An Event is a key, is compared by identity and told by its name: its number is never stored, nor tested."
 )
-CHANGED: Final = "changed = any((a is not b for a, b in zip(steps, tx.steps, strict=True)))"
-ALL_STEPS: Final = "`steps` is list(tx.steps), of which elements are only ever replaced: both are of one length."
 JOINED: Final = "joined = tx.joined_as(branch) if tx.joined else None"
 KEPT: Final = "return tx.wake_ms if tx.wake_ms is not None and enough_ms <= tx.wake_ms <= end_ms else end_ms"
 CLEARED: Final = "_PLAIN.clear()"
@@ -74,17 +72,15 @@ EQUIVALENT: Final[tuple[Equivalent, ...]] = (
         "if True:\n    tx = tx._replace(seen=tx.seen + tuple(seen))",
         "`moved` is set before; with nothing seen the new `tx` equals the old one, and is only read from here on.",
     ),
-    Equivalent(MACHINE, "apply", CHANGED, CHANGED.replace("True", "False"), ALL_STEPS),
-    Equivalent(MACHINE, "apply", CHANGED, CHANGED.replace(", strict=True", ""), ALL_STEPS),
     Equivalent(
         MACHINE,
         "apply",
-        "if seen or failures or changed or (attention is not tx.attention):\n"
-        "    moved = tx._replace(steps=tuple(steps), attention=attention, updated_ms=now_ms)",
-        "if failures or changed or attention is not tx.attention:\n"
-        "    moved = tx._replace(steps=tuple(steps), attention=attention, updated_ms=now_ms)",
-        "Something is seen only in an answer that was wanted, and _answered makes another Step of every such answer: "
-        "`changed` is true as well.",
+        "if seen or failures or after != tx.steps or (attention is not tx.attention):\n"
+        "    moved = tx._replace(steps=after, attention=attention, updated_ms=now_ms)",
+        "if failures or after != tx.steps or attention is not tx.attention:\n"
+        "    moved = tx._replace(steps=after, attention=attention, updated_ms=now_ms)",
+        "Something is seen only in an answer that was wanted, of a branch that is TRIED by it and was not before: "
+        "its Step is another.",
     ),
     Equivalent(
         MACHINE,

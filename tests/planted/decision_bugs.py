@@ -106,8 +106,8 @@ BUGS = (
             ),
             Edit(
                 MACHINE,
-                "all(s is BranchStatus.CANCELLED for s in statuses)",
-                "all(s is not BranchStatus.TRIED for s in statuses)",
+                "statuses.count(BranchStatus.CANCELLED) == len(statuses)",
+                "BranchStatus.TRIED not in statuses",
             ),
         ),
     ),

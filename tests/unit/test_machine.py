@@ -19,6 +19,7 @@ from coordinator.machine import (
     begin,
     due,
     move,
+    owes,
     state_diagram,
     wake_at,
 )
@@ -562,6 +563,7 @@ def test_what_failed_is_kept_and_bounded(rounds: list[tuple[list[Reply], int]]) 
 def test_no_call_is_due_that_has_its_answer_and_somebody_will_look(rounds: list[tuple[list[Reply], int]]) -> None:
     for tx, now_ms in lived(rounds):
         calls = due(tx, now_ms, POLICY)
+        assert owes(tx, now_ms) is bool(calls)
         for call in calls:
             assert OWED[tx.state][tx.steps[call.branch].status] is call.phase
             assert tx.steps[call.branch].next_ms <= now_ms

@@ -12,9 +12,11 @@ from coordinator.machine import (
     begin,
     call_of,
     called,
+    due,
     from_registered,
     move,
     named,
+    owes,
     rests,
     visitors_wake_at,
     waits,
@@ -69,6 +71,12 @@ def test_an_error_is_kept_up_to_500_characters() -> None:
 @pytest.mark.parametrize("interactive", [True, False])
 def test_a_transaction_is_as_old_as_its_begin(*, interactive: bool) -> None:
     assert begin(spec(0 if interactive else 1, interactive=interactive), 1_007, POLICY).updated_ms == 1_007
+
+
+@pytest.mark.parametrize("interactive", [True, False])
+def test_it_begins_with_the_save_id_that_it_is_given(*, interactive: bool) -> None:
+    asked = spec(0 if interactive else 1, interactive=interactive)
+    assert (begin(asked, 1_007, POLICY, 7).save_id, begin(asked, 1_007, POLICY).save_id) == (7, 0)
 
 
 def test_a_branch_that_is_owed_no_call_has_none() -> None:
@@ -337,3 +345,14 @@ def test_why_a_branch_has_refused_is_told_as_far_as_it_is_known() -> None:
     tx = apply(transaction(State.TRYING, PENDING), [violation], 5, POLICY)
     assert tx.cancel_reason == "branch 1 (bank-0.debit) refused: no reason given"
     assert move(transaction(State.TRYING, TRIED), Event.REFUSED, 5).cancel_reason == ""
+
+
+@pytest.mark.parametrize("now_ms", [0, 29_999, 30_000, 30_001])
+@pytest.mark.parametrize("state", [State.TRYING, State.CANCELLING])
+def test_owing_is_having_something_due(state: State, now_ms: int) -> None:
+    tx = begin(Spec(bytes(16), b"", 0, 30_000, (BranchSpec("bank", "debit"),) * 2), 0, POLICY)
+    tx = tx if state is State.TRYING else move(tx, Event.DEADLINE, 0)
+    assert owes(tx, now_ms) is bool(due(tx, now_ms, POLICY)) is (state is State.CANCELLING or now_ms < 30_000)
+    later = tx._replace(steps=(Step(BranchStatus.CANCELLED), Step(next_ms=now_ms)))
+    assert owes(later, now_ms) is bool(due(later, now_ms, POLICY))
+    assert owes(later, now_ms - 1) is bool(due(later, now_ms - 1, POLICY)) is False

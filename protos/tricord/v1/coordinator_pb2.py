@@ -22,12 +22,13 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from tricord.v1 import types_pb2 as tricord_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctricord/v1/coordinator.proto\x12\ntricord.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tricord/v1/types.proto\"Z\n\rBranchRequest\x12\x13\n\x0bparticipant\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12$\n\x07payload\x18\x03 \x01(\x0b\x32\x13.tricord.v1.Payload\"\x87\x03\n\x0e\x45xecuteRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x62ranches\x18\x03 \x03(\x0b\x32\x19.tricord.v1.BranchRequest\x12\x1e\n\x04wait\x18\x04 \x01(\x0e\x32\x10.tricord.v1.Wait\x12:\n\x08metadata\x18\x05 \x03(\x0b\x32(.tricord.v1.ExecuteRequest.MetadataEntry\x12\x0f\n\x07ordered\x18\x06 \x01(\x08\x12\x36\n\x06labels\x18\x07 \x03(\x0b\x32&.tricord.v1.ExecuteRequest.LabelsEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\x0f\x45xecuteResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"\xa3\x02\n\x0c\x42\x65ginRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x38\n\x08metadata\x18\x03 \x03(\x0b\x32&.tricord.v1.BeginRequest.MetadataEntry\x12\x34\n\x06labels\x18\x04 \x03(\x0b\x32$.tricord.v1.BeginRequest.LabelsEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"=\n\rBeginResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"j\n\x1c\x43oordinatorServiceTryRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x12\n\nbranch_key\x18\x02 \x01(\t\x12)\n\x06\x62ranch\x18\x03 \x01(\x0b\x32\x19.tricord.v1.BranchRequest\"\x87\x01\n\x1d\x43oordinatorServiceTryResponse\x12\"\n\x06\x62ranch\x18\x01 \x01(\x0b\x32\x12.tricord.v1.Branch\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.tricord.v1.TransactionState\x12\x15\n\rcancel_reason\x18\x03 \x01(\t\"i\n CoordinatorServiceConfirmRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x18\n\x10tried_branch_ids\x18\x02 \x03(\r\x12\x1e\n\x04wait\x18\x03 \x01(\x0e\x32\x10.tricord.v1.Wait\"Q\n!CoordinatorServiceConfirmResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"^\n\x1f\x43oordinatorServiceCancelRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1e\n\x04wait\x18\x03 \x01(\x0e\x32\x10.tricord.v1.Wait\"P\n CoordinatorServiceCancelResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"G\n\x0cRenewRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"B\n\rRenewResponse\x12\x31\n\rdeadline_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"u\n\rEnlistRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x12\n\nbranch_key\x18\x02 \x01(\t\x12)\n\x06\x62ranch\x18\x03 \x01(\x0b\x32\x19.tricord.v1.BranchRequest\x12\x18\n\x10parent_branch_id\x18\x04 \x01(\r\"4\n\x0e\x45nlistResponse\x12\"\n\x06\x62ranch\x18\x01 \x01(\x0b\x32\x12.tricord.v1.Branch\"\x98\x01\n\rReportRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x11\n\tbranch_id\x18\x02 \x01(\r\x12\"\n\x05tried\x18\x03 \x01(\x0b\x32\x11.tricord.v1.TriedH\x00\x12&\n\x07refusal\x18\x04 \x01(\x0b\x32\x13.tricord.v1.RefusalH\x00\x12\x10\n\x08\x66\x65nce_id\x18\x05 \x01(\tB\t\n\x07outcome\"F\n\x05Tried\x12#\n\x06result\x18\x01 \x01(\x0b\x32\x13.tricord.v1.Payload\x12\x18\n\x10tried_branch_ids\x18\x02 \x03(\r\"=\n\x0eReportResponse\x12+\n\x05state\x18\x01 \x01(\x0e\x32\x1c.tricord.v1.TransactionState\">\n\x0cWatchRequest\x12\r\n\x03xid\x18\x01 \x01(\tH\x00\x12\x19\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x42\x04\n\x02\x62y\"=\n\rWatchResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"<\n\nGetRequest\x12\r\n\x03xid\x18\x01 \x01(\tH\x00\x12\x19\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x42\x04\n\x02\x62y\";\n\x0bGetResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"\x1d\n\rLookUpRequest\x12\x0c\n\x04xids\x18\x01 \x03(\t\"O\n\x13TransactionProgress\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.tricord.v1.TransactionState\"n\n\x0eLookUpResponse\x12\x35\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1f.tricord.v1.TransactionProgress\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04*T\n\x04Wait\x12\x14\n\x10WAIT_UNSPECIFIED\x10\x00\x12\x10\n\x0cWAIT_DECIDED\x10\x01\x12\x11\n\rWAIT_FINISHED\x10\x02\x12\x11\n\rWAIT_ACCEPTED\x10\x03\x32\xb8\x06\n\x12\x43oordinatorService\x12\x42\n\x07\x45xecute\x12\x1a.tricord.v1.ExecuteRequest\x1a\x1b.tricord.v1.ExecuteResponse\x12<\n\x05\x42\x65gin\x12\x18.tricord.v1.BeginRequest\x1a\x19.tricord.v1.BeginResponse\x12Z\n\x03Try\x12(.tricord.v1.CoordinatorServiceTryRequest\x1a).tricord.v1.CoordinatorServiceTryResponse\x12\x66\n\x07\x43onfirm\x12,.tricord.v1.CoordinatorServiceConfirmRequest\x1a-.tricord.v1.CoordinatorServiceConfirmResponse\x12\x63\n\x06\x43\x61ncel\x12+.tricord.v1.CoordinatorServiceCancelRequest\x1a,.tricord.v1.CoordinatorServiceCancelResponse\x12<\n\x05Renew\x12\x18.tricord.v1.RenewRequest\x1a\x19.tricord.v1.RenewResponse\x12?\n\x06\x45nlist\x12\x19.tricord.v1.EnlistRequest\x1a\x1a.tricord.v1.EnlistResponse\x12?\n\x06Report\x12\x19.tricord.v1.ReportRequest\x1a\x1a.tricord.v1.ReportResponse\x12\x36\n\x03Get\x12\x16.tricord.v1.GetRequest\x1a\x17.tricord.v1.GetResponse\x12>\n\x05Watch\x12\x18.tricord.v1.WatchRequest\x1a\x19.tricord.v1.WatchResponse0\x01\x12?\n\x06LookUp\x12\x19.tricord.v1.LookUpRequest\x1a\x1a.tricord.v1.LookUpResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctricord/v1/coordinator.proto\x12\ntricord.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16tricord/v1/types.proto\"Z\n\rBranchRequest\x12\x13\n\x0bparticipant\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12$\n\x07payload\x18\x03 \x01(\x0b\x32\x13.tricord.v1.Payload\"\x87\x03\n\x0e\x45xecuteRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x62ranches\x18\x03 \x03(\x0b\x32\x19.tricord.v1.BranchRequest\x12\x1e\n\x04wait\x18\x04 \x01(\x0e\x32\x10.tricord.v1.Wait\x12:\n\x08metadata\x18\x05 \x03(\x0b\x32(.tricord.v1.ExecuteRequest.MetadataEntry\x12\x0f\n\x07ordered\x18\x06 \x01(\x08\x12\x36\n\x06labels\x18\x07 \x03(\x0b\x32&.tricord.v1.ExecuteRequest.LabelsEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\x0f\x45xecuteResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"f\n\x11\x45xecuteStreamCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x1a.tricord.v1.ExecuteRequest\x12\x13\n\x0bpatience_ms\x18\x03 \x01(\r\"D\n\x14\x45xecuteStreamRequest\x12,\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x1d.tricord.v1.ExecuteStreamCall\"Z\n\x12\x45xecuteStreamError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12%\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32\x14.google.protobuf.Any\"\x93\x01\n\x13\x45xecuteStreamResult\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12/\n\x08response\x18\x02 \x01(\x0b\x32\x1b.tricord.v1.ExecuteResponseH\x00\x12/\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x1e.tricord.v1.ExecuteStreamErrorH\x00\x42\t\n\x07outcome\"I\n\x15\x45xecuteStreamResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.tricord.v1.ExecuteStreamResult\"\xa3\x02\n\x0c\x42\x65ginRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x38\n\x08metadata\x18\x03 \x03(\x0b\x32&.tricord.v1.BeginRequest.MetadataEntry\x12\x34\n\x06labels\x18\x04 \x03(\x0b\x32$.tricord.v1.BeginRequest.LabelsEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"=\n\rBeginResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"j\n\x1c\x43oordinatorServiceTryRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x12\n\nbranch_key\x18\x02 \x01(\t\x12)\n\x06\x62ranch\x18\x03 \x01(\x0b\x32\x19.tricord.v1.BranchRequest\"\x87\x01\n\x1d\x43oordinatorServiceTryResponse\x12\"\n\x06\x62ranch\x18\x01 \x01(\x0b\x32\x12.tricord.v1.Branch\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.tricord.v1.TransactionState\x12\x15\n\rcancel_reason\x18\x03 \x01(\t\"i\n CoordinatorServiceConfirmRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x18\n\x10tried_branch_ids\x18\x02 \x03(\r\x12\x1e\n\x04wait\x18\x03 \x01(\x0e\x32\x10.tricord.v1.Wait\"Q\n!CoordinatorServiceConfirmResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"^\n\x1f\x43oordinatorServiceCancelRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1e\n\x04wait\x18\x03 \x01(\x0e\x32\x10.tricord.v1.Wait\"P\n CoordinatorServiceCancelResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"G\n\x0cRenewRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"B\n\rRenewResponse\x12\x31\n\rdeadline_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"u\n\rEnlistRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x12\n\nbranch_key\x18\x02 \x01(\t\x12)\n\x06\x62ranch\x18\x03 \x01(\x0b\x32\x19.tricord.v1.BranchRequest\x12\x18\n\x10parent_branch_id\x18\x04 \x01(\r\"4\n\x0e\x45nlistResponse\x12\"\n\x06\x62ranch\x18\x01 \x01(\x0b\x32\x12.tricord.v1.Branch\"\x98\x01\n\rReportRequest\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12\x11\n\tbranch_id\x18\x02 \x01(\r\x12\"\n\x05tried\x18\x03 \x01(\x0b\x32\x11.tricord.v1.TriedH\x00\x12&\n\x07refusal\x18\x04 \x01(\x0b\x32\x13.tricord.v1.RefusalH\x00\x12\x10\n\x08\x66\x65nce_id\x18\x05 \x01(\tB\t\n\x07outcome\"F\n\x05Tried\x12#\n\x06result\x18\x01 \x01(\x0b\x32\x13.tricord.v1.Payload\x12\x18\n\x10tried_branch_ids\x18\x02 \x03(\r\"=\n\x0eReportResponse\x12+\n\x05state\x18\x01 \x01(\x0e\x32\x1c.tricord.v1.TransactionState\">\n\x0cWatchRequest\x12\r\n\x03xid\x18\x01 \x01(\tH\x00\x12\x19\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x42\x04\n\x02\x62y\"=\n\rWatchResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"<\n\nGetRequest\x12\r\n\x03xid\x18\x01 \x01(\tH\x00\x12\x19\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x42\x04\n\x02\x62y\";\n\x0bGetResponse\x12,\n\x0btransaction\x18\x01 \x01(\x0b\x32\x17.tricord.v1.Transaction\"\x1d\n\rLookUpRequest\x12\x0c\n\x04xids\x18\x01 \x03(\t\"O\n\x13TransactionProgress\x12\x0b\n\x03xid\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.tricord.v1.TransactionState\"n\n\x0eLookUpResponse\x12\x35\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1f.tricord.v1.TransactionProgress\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04*T\n\x04Wait\x12\x14\n\x10WAIT_UNSPECIFIED\x10\x00\x12\x10\n\x0cWAIT_DECIDED\x10\x01\x12\x11\n\rWAIT_FINISHED\x10\x02\x12\x11\n\rWAIT_ACCEPTED\x10\x03\x32\x92\x07\n\x12\x43oordinatorService\x12\x42\n\x07\x45xecute\x12\x1a.tricord.v1.ExecuteRequest\x1a\x1b.tricord.v1.ExecuteResponse\x12X\n\rExecuteStream\x12 .tricord.v1.ExecuteStreamRequest\x1a!.tricord.v1.ExecuteStreamResponse(\x01\x30\x01\x12<\n\x05\x42\x65gin\x12\x18.tricord.v1.BeginRequest\x1a\x19.tricord.v1.BeginResponse\x12Z\n\x03Try\x12(.tricord.v1.CoordinatorServiceTryRequest\x1a).tricord.v1.CoordinatorServiceTryResponse\x12\x66\n\x07\x43onfirm\x12,.tricord.v1.CoordinatorServiceConfirmRequest\x1a-.tricord.v1.CoordinatorServiceConfirmResponse\x12\x63\n\x06\x43\x61ncel\x12+.tricord.v1.CoordinatorServiceCancelRequest\x1a,.tricord.v1.CoordinatorServiceCancelResponse\x12<\n\x05Renew\x12\x18.tricord.v1.RenewRequest\x1a\x19.tricord.v1.RenewResponse\x12?\n\x06\x45nlist\x12\x19.tricord.v1.EnlistRequest\x1a\x1a.tricord.v1.EnlistResponse\x12?\n\x06Report\x12\x19.tricord.v1.ReportRequest\x1a\x1a.tricord.v1.ReportResponse\x12\x36\n\x03Get\x12\x16.tricord.v1.GetRequest\x1a\x17.tricord.v1.GetResponse\x12>\n\x05Watch\x12\x18.tricord.v1.WatchRequest\x1a\x19.tricord.v1.WatchResponse0\x01\x12?\n\x06LookUp\x12\x19.tricord.v1.LookUpRequest\x1a\x1a.tricord.v1.LookUpResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,66 +43,76 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BEGINREQUEST_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_BEGINREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_BEGINREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_WAIT']._serialized_start=2733
-  _globals['_WAIT']._serialized_end=2817
-  _globals['_BRANCHREQUEST']._serialized_start=133
-  _globals['_BRANCHREQUEST']._serialized_end=223
-  _globals['_EXECUTEREQUEST']._serialized_start=226
-  _globals['_EXECUTEREQUEST']._serialized_end=617
-  _globals['_EXECUTEREQUEST_METADATAENTRY']._serialized_start=523
-  _globals['_EXECUTEREQUEST_METADATAENTRY']._serialized_end=570
-  _globals['_EXECUTEREQUEST_LABELSENTRY']._serialized_start=572
-  _globals['_EXECUTEREQUEST_LABELSENTRY']._serialized_end=617
-  _globals['_EXECUTERESPONSE']._serialized_start=619
-  _globals['_EXECUTERESPONSE']._serialized_end=682
-  _globals['_BEGINREQUEST']._serialized_start=685
-  _globals['_BEGINREQUEST']._serialized_end=976
-  _globals['_BEGINREQUEST_METADATAENTRY']._serialized_start=523
-  _globals['_BEGINREQUEST_METADATAENTRY']._serialized_end=570
-  _globals['_BEGINREQUEST_LABELSENTRY']._serialized_start=572
-  _globals['_BEGINREQUEST_LABELSENTRY']._serialized_end=617
-  _globals['_BEGINRESPONSE']._serialized_start=978
-  _globals['_BEGINRESPONSE']._serialized_end=1039
-  _globals['_COORDINATORSERVICETRYREQUEST']._serialized_start=1041
-  _globals['_COORDINATORSERVICETRYREQUEST']._serialized_end=1147
-  _globals['_COORDINATORSERVICETRYRESPONSE']._serialized_start=1150
-  _globals['_COORDINATORSERVICETRYRESPONSE']._serialized_end=1285
-  _globals['_COORDINATORSERVICECONFIRMREQUEST']._serialized_start=1287
-  _globals['_COORDINATORSERVICECONFIRMREQUEST']._serialized_end=1392
-  _globals['_COORDINATORSERVICECONFIRMRESPONSE']._serialized_start=1394
-  _globals['_COORDINATORSERVICECONFIRMRESPONSE']._serialized_end=1475
-  _globals['_COORDINATORSERVICECANCELREQUEST']._serialized_start=1477
-  _globals['_COORDINATORSERVICECANCELREQUEST']._serialized_end=1571
-  _globals['_COORDINATORSERVICECANCELRESPONSE']._serialized_start=1573
-  _globals['_COORDINATORSERVICECANCELRESPONSE']._serialized_end=1653
-  _globals['_RENEWREQUEST']._serialized_start=1655
-  _globals['_RENEWREQUEST']._serialized_end=1726
-  _globals['_RENEWRESPONSE']._serialized_start=1728
-  _globals['_RENEWRESPONSE']._serialized_end=1794
-  _globals['_ENLISTREQUEST']._serialized_start=1796
-  _globals['_ENLISTREQUEST']._serialized_end=1913
-  _globals['_ENLISTRESPONSE']._serialized_start=1915
-  _globals['_ENLISTRESPONSE']._serialized_end=1967
-  _globals['_REPORTREQUEST']._serialized_start=1970
-  _globals['_REPORTREQUEST']._serialized_end=2122
-  _globals['_TRIED']._serialized_start=2124
-  _globals['_TRIED']._serialized_end=2194
-  _globals['_REPORTRESPONSE']._serialized_start=2196
-  _globals['_REPORTRESPONSE']._serialized_end=2257
-  _globals['_WATCHREQUEST']._serialized_start=2259
-  _globals['_WATCHREQUEST']._serialized_end=2321
-  _globals['_WATCHRESPONSE']._serialized_start=2323
-  _globals['_WATCHRESPONSE']._serialized_end=2384
-  _globals['_GETREQUEST']._serialized_start=2386
-  _globals['_GETREQUEST']._serialized_end=2446
-  _globals['_GETRESPONSE']._serialized_start=2448
-  _globals['_GETRESPONSE']._serialized_end=2507
-  _globals['_LOOKUPREQUEST']._serialized_start=2509
-  _globals['_LOOKUPREQUEST']._serialized_end=2538
-  _globals['_TRANSACTIONPROGRESS']._serialized_start=2540
-  _globals['_TRANSACTIONPROGRESS']._serialized_end=2619
-  _globals['_LOOKUPRESPONSE']._serialized_start=2621
-  _globals['_LOOKUPRESPONSE']._serialized_end=2731
-  _globals['_COORDINATORSERVICE']._serialized_start=2820
-  _globals['_COORDINATORSERVICE']._serialized_end=3644
+  _globals['_WAIT']._serialized_start=3251
+  _globals['_WAIT']._serialized_end=3335
+  _globals['_BRANCHREQUEST']._serialized_start=160
+  _globals['_BRANCHREQUEST']._serialized_end=250
+  _globals['_EXECUTEREQUEST']._serialized_start=253
+  _globals['_EXECUTEREQUEST']._serialized_end=644
+  _globals['_EXECUTEREQUEST_METADATAENTRY']._serialized_start=550
+  _globals['_EXECUTEREQUEST_METADATAENTRY']._serialized_end=597
+  _globals['_EXECUTEREQUEST_LABELSENTRY']._serialized_start=599
+  _globals['_EXECUTEREQUEST_LABELSENTRY']._serialized_end=644
+  _globals['_EXECUTERESPONSE']._serialized_start=646
+  _globals['_EXECUTERESPONSE']._serialized_end=709
+  _globals['_EXECUTESTREAMCALL']._serialized_start=711
+  _globals['_EXECUTESTREAMCALL']._serialized_end=813
+  _globals['_EXECUTESTREAMREQUEST']._serialized_start=815
+  _globals['_EXECUTESTREAMREQUEST']._serialized_end=883
+  _globals['_EXECUTESTREAMERROR']._serialized_start=885
+  _globals['_EXECUTESTREAMERROR']._serialized_end=975
+  _globals['_EXECUTESTREAMRESULT']._serialized_start=978
+  _globals['_EXECUTESTREAMRESULT']._serialized_end=1125
+  _globals['_EXECUTESTREAMRESPONSE']._serialized_start=1127
+  _globals['_EXECUTESTREAMRESPONSE']._serialized_end=1200
+  _globals['_BEGINREQUEST']._serialized_start=1203
+  _globals['_BEGINREQUEST']._serialized_end=1494
+  _globals['_BEGINREQUEST_METADATAENTRY']._serialized_start=550
+  _globals['_BEGINREQUEST_METADATAENTRY']._serialized_end=597
+  _globals['_BEGINREQUEST_LABELSENTRY']._serialized_start=599
+  _globals['_BEGINREQUEST_LABELSENTRY']._serialized_end=644
+  _globals['_BEGINRESPONSE']._serialized_start=1496
+  _globals['_BEGINRESPONSE']._serialized_end=1557
+  _globals['_COORDINATORSERVICETRYREQUEST']._serialized_start=1559
+  _globals['_COORDINATORSERVICETRYREQUEST']._serialized_end=1665
+  _globals['_COORDINATORSERVICETRYRESPONSE']._serialized_start=1668
+  _globals['_COORDINATORSERVICETRYRESPONSE']._serialized_end=1803
+  _globals['_COORDINATORSERVICECONFIRMREQUEST']._serialized_start=1805
+  _globals['_COORDINATORSERVICECONFIRMREQUEST']._serialized_end=1910
+  _globals['_COORDINATORSERVICECONFIRMRESPONSE']._serialized_start=1912
+  _globals['_COORDINATORSERVICECONFIRMRESPONSE']._serialized_end=1993
+  _globals['_COORDINATORSERVICECANCELREQUEST']._serialized_start=1995
+  _globals['_COORDINATORSERVICECANCELREQUEST']._serialized_end=2089
+  _globals['_COORDINATORSERVICECANCELRESPONSE']._serialized_start=2091
+  _globals['_COORDINATORSERVICECANCELRESPONSE']._serialized_end=2171
+  _globals['_RENEWREQUEST']._serialized_start=2173
+  _globals['_RENEWREQUEST']._serialized_end=2244
+  _globals['_RENEWRESPONSE']._serialized_start=2246
+  _globals['_RENEWRESPONSE']._serialized_end=2312
+  _globals['_ENLISTREQUEST']._serialized_start=2314
+  _globals['_ENLISTREQUEST']._serialized_end=2431
+  _globals['_ENLISTRESPONSE']._serialized_start=2433
+  _globals['_ENLISTRESPONSE']._serialized_end=2485
+  _globals['_REPORTREQUEST']._serialized_start=2488
+  _globals['_REPORTREQUEST']._serialized_end=2640
+  _globals['_TRIED']._serialized_start=2642
+  _globals['_TRIED']._serialized_end=2712
+  _globals['_REPORTRESPONSE']._serialized_start=2714
+  _globals['_REPORTRESPONSE']._serialized_end=2775
+  _globals['_WATCHREQUEST']._serialized_start=2777
+  _globals['_WATCHREQUEST']._serialized_end=2839
+  _globals['_WATCHRESPONSE']._serialized_start=2841
+  _globals['_WATCHRESPONSE']._serialized_end=2902
+  _globals['_GETREQUEST']._serialized_start=2904
+  _globals['_GETREQUEST']._serialized_end=2964
+  _globals['_GETRESPONSE']._serialized_start=2966
+  _globals['_GETRESPONSE']._serialized_end=3025
+  _globals['_LOOKUPREQUEST']._serialized_start=3027
+  _globals['_LOOKUPREQUEST']._serialized_end=3056
+  _globals['_TRANSACTIONPROGRESS']._serialized_start=3058
+  _globals['_TRANSACTIONPROGRESS']._serialized_end=3137
+  _globals['_LOOKUPRESPONSE']._serialized_start=3139
+  _globals['_LOOKUPRESPONSE']._serialized_end=3249
+  _globals['_COORDINATORSERVICE']._serialized_start=3338
+  _globals['_COORDINATORSERVICE']._serialized_end=4252
 # @@protoc_insertion_point(module_scope)

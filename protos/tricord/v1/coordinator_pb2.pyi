@@ -4,6 +4,7 @@ isort:skip_file
 What initiators call."""
 
 from collections import abc as _abc
+from google.protobuf import any_pb2 as _any_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
@@ -190,6 +191,147 @@ class ExecuteResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExecuteResponse: _TypeAlias = ExecuteResponse  # noqa: Y015
+
+@_typing.final
+class ExecuteStreamCall(_message.Message):
+    """Of one call of ExecuteStream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    PATIENCE_MS_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    """Chosen by the caller; unique among the calls of this stream that are not answered yet. Its result carries it."""
+    patience_ms: _builtins.int
+    """How long the caller waits for the answer, from when the coordinator has read the call: what Execute has in its
+    deadline. It is answered with the state of that moment, a little earlier. 0: however long it takes.
+    """
+    @_builtins.property
+    def request(self) -> Global___ExecuteRequest: ...
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        request: Global___ExecuteRequest | None = ...,
+        patience_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "patience_ms", b"patience_ms", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecuteStreamCall: _TypeAlias = ExecuteStreamCall  # noqa: Y015
+
+@_typing.final
+class ExecuteStreamRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecuteStreamCall]:
+        """As many as were there to be sent; within gRPC's limit for one message, 16 MiB."""
+
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[Global___ExecuteStreamCall] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecuteStreamRequest: _TypeAlias = ExecuteStreamRequest  # noqa: Y015
+
+@_typing.final
+class ExecuteStreamError(_message.Message):
+    """What Execute would have ended with in place of an answer: the fields of google.rpc.Status."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
+    code: _builtins.int
+    """A gRPC status code, never OK. DEADLINE_EXCEEDED: the patience was over before the transaction was stored; it is not
+    known whether it will be.
+    """
+    message: _builtins.str
+    """For people."""
+    @_builtins.property
+    def details(self) -> _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]:
+        """google.rpc.ErrorInfo with the reason, and BadRequest or RetryInfo where they apply."""
+
+    def __init__(
+        self,
+        *,
+        code: _builtins.int = ...,
+        message: _builtins.str = ...,
+        details: _abc.Iterable[_any_pb2.Any] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "details", b"details", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecuteStreamError: _TypeAlias = ExecuteStreamError  # noqa: Y015
+
+@_typing.final
+class ExecuteStreamResult(_message.Message):
+    """Of one call of ExecuteStream: each gets exactly one, unless the stream breaks before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    @_builtins.property
+    def response(self) -> Global___ExecuteResponse: ...
+    @_builtins.property
+    def error(self) -> Global___ExecuteStreamError: ...
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        response: Global___ExecuteResponse | None = ...,
+        error: Global___ExecuteStreamError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "outcome", b"outcome", "response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "error", b"error", "outcome", b"outcome", "response", b"response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["response", "error"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___ExecuteStreamResult: _TypeAlias = ExecuteStreamResult  # noqa: Y015
+
+@_typing.final
+class ExecuteStreamResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecuteStreamResult]:
+        """Those that have finished, in no order: at most 256, and 1 MiB unless a single one is larger."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ExecuteStreamResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecuteStreamResponse: _TypeAlias = ExecuteStreamResponse  # noqa: Y015
 
 @_typing.final
 class BeginRequest(_message.Message):

@@ -39,6 +39,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=tricord_dot_v1_dot_coordinator__pb2.ExecuteRequest.SerializeToString,
                 response_deserializer=tricord_dot_v1_dot_coordinator__pb2.ExecuteResponse.FromString,
                 _registered_method=True)
+        self.ExecuteStream = channel.stream_stream(
+                '/tricord.v1.CoordinatorService/ExecuteStream',
+                request_serializer=tricord_dot_v1_dot_coordinator__pb2.ExecuteStreamRequest.SerializeToString,
+                response_deserializer=tricord_dot_v1_dot_coordinator__pb2.ExecuteStreamResponse.FromString,
+                _registered_method=True)
         self.Begin = channel.unary_unary(
                 '/tricord.v1.CoordinatorService/Begin',
                 request_serializer=tricord_dot_v1_dot_coordinator__pb2.BeginRequest.SerializeToString,
@@ -98,6 +103,18 @@ class CoordinatorServiceServicer(object):
         """Runs a whole transaction: tries every branch, decides once, then confirms or cancels every branch.
         Repeating it with the same idempotency_key and the same branches gives the same transaction and answer.
         Losing the connection cancels nothing: ask again with the same key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExecuteStream(self, request_iterator, context):
+        """Carries many Execute calls on one stream: each is answered as it finishes, in any order, and one that cannot be
+        served fails alone, as Execute would. Losing the stream cancels nothing: ask again with the same keys, on another
+        stream or by Execute. The coordinator sends an empty message at once, so that callers may wait for it before they
+        write: one without this method answers UNIMPLEMENTED. With too many calls unanswered it stops reading for a while.
+        It ends with OK when the caller has ended its side and all is answered, with UNAVAILABLE when the coordinator
+        stops (what it has read is answered first), and with INVALID_ARGUMENT for what is no ExecuteStreamRequest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,6 +208,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     request_deserializer=tricord_dot_v1_dot_coordinator__pb2.ExecuteRequest.FromString,
                     response_serializer=tricord_dot_v1_dot_coordinator__pb2.ExecuteResponse.SerializeToString,
             ),
+            'ExecuteStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.ExecuteStream,
+                    request_deserializer=tricord_dot_v1_dot_coordinator__pb2.ExecuteStreamRequest.FromString,
+                    response_serializer=tricord_dot_v1_dot_coordinator__pb2.ExecuteStreamResponse.SerializeToString,
+            ),
             'Begin': grpc.unary_unary_rpc_method_handler(
                     servicer.Begin,
                     request_deserializer=tricord_dot_v1_dot_coordinator__pb2.BeginRequest.FromString,
@@ -269,6 +291,33 @@ class CoordinatorService(object):
             '/tricord.v1.CoordinatorService/Execute',
             tricord_dot_v1_dot_coordinator__pb2.ExecuteRequest.SerializeToString,
             tricord_dot_v1_dot_coordinator__pb2.ExecuteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExecuteStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tricord.v1.CoordinatorService/ExecuteStream',
+            tricord_dot_v1_dot_coordinator__pb2.ExecuteStreamRequest.SerializeToString,
+            tricord_dot_v1_dot_coordinator__pb2.ExecuteStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

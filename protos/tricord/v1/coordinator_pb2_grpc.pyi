@@ -36,6 +36,14 @@ class CoordinatorServiceStub:
     Repeating it with the same idempotency_key and the same branches gives the same transaction and answer.
     Losing the connection cancels nothing: ask again with the same key.
     """
+    ExecuteStream: _grpc.StreamStreamMultiCallable[_coordinator_pb2.ExecuteStreamRequest, _coordinator_pb2.ExecuteStreamResponse]
+    """Carries many Execute calls on one stream: each is answered as it finishes, in any order, and one that cannot be
+    served fails alone, as Execute would. Losing the stream cancels nothing: ask again with the same keys, on another
+    stream or by Execute. The coordinator sends an empty message at once, so that callers may wait for it before they
+    write: one without this method answers UNIMPLEMENTED. With too many calls unanswered it stops reading for a while.
+    It ends with OK when the caller has ended its side and all is answered, with UNAVAILABLE when the coordinator
+    stops (what it has read is answered first), and with INVALID_ARGUMENT for what is no ExecuteStreamRequest.
+    """
     Begin: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.BeginRequest, _coordinator_pb2.BeginResponse]
     """Begins an interactive transaction: it has no branches yet, and stays open until Confirm, Cancel, a refusal or its
     deadline. Repeating it with the same idempotency_key finds the same transaction.
@@ -81,6 +89,14 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """Runs a whole transaction: tries every branch, decides once, then confirms or cancels every branch.
     Repeating it with the same idempotency_key and the same branches gives the same transaction and answer.
     Losing the connection cancels nothing: ask again with the same key.
+    """
+    ExecuteStream: _aio.StreamStreamMultiCallable[_coordinator_pb2.ExecuteStreamRequest, _coordinator_pb2.ExecuteStreamResponse]  # type: ignore[assignment]
+    """Carries many Execute calls on one stream: each is answered as it finishes, in any order, and one that cannot be
+    served fails alone, as Execute would. Losing the stream cancels nothing: ask again with the same keys, on another
+    stream or by Execute. The coordinator sends an empty message at once, so that callers may wait for it before they
+    write: one without this method answers UNIMPLEMENTED. With too many calls unanswered it stops reading for a while.
+    It ends with OK when the caller has ended its side and all is answered, with UNAVAILABLE when the coordinator
+    stops (what it has read is answered first), and with INVALID_ARGUMENT for what is no ExecuteStreamRequest.
     """
     Begin: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.BeginRequest, _coordinator_pb2.BeginResponse]  # type: ignore[assignment]
     """Begins an interactive transaction: it has no branches yet, and stays open until Confirm, Cancel, a refusal or its
@@ -130,6 +146,20 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Runs a whole transaction: tries every branch, decides once, then confirms or cancels every branch.
         Repeating it with the same idempotency_key and the same branches gives the same transaction and answer.
         Losing the connection cancels nothing: ask again with the same key.
+        """
+
+    @_abc_1.abstractmethod
+    def ExecuteStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[_coordinator_pb2.ExecuteStreamRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.ExecuteStreamResponse], _abc.AsyncIterator[_coordinator_pb2.ExecuteStreamResponse]]:
+        """Carries many Execute calls on one stream: each is answered as it finishes, in any order, and one that cannot be
+        served fails alone, as Execute would. Losing the stream cancels nothing: ask again with the same keys, on another
+        stream or by Execute. The coordinator sends an empty message at once, so that callers may wait for it before they
+        write: one without this method answers UNIMPLEMENTED. With too many calls unanswered it stops reading for a while.
+        It ends with OK when the caller has ended its side and all is answered, with UNAVAILABLE when the coordinator
+        stops (what it has read is answered first), and with INVALID_ARGUMENT for what is no ExecuteStreamRequest.
         """
 
     @_abc_1.abstractmethod

@@ -31,10 +31,10 @@ TYPED = $(wildcard coordinator participant_sdk tests examples benchmarks tools)
 # Where Debian puts mariadbd, which is not on everybody's PATH.
 SBIN := /usr/sbin:/usr/local/sbin
 
-.PHONY: help servers setup demo test lint format protos bench chaos races model simulate points crashes planted mutants lock clean need-python
+.PHONY: help servers setup demo test lint format protos bench bench-compare soak chaos races model simulate points crashes planted mutants lock clean need-python
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 # The packages with the programs alone: they hold no service, so nothing is started and nobody's data is touched.
 MARIADB := mariadb-server-core mariadb-client-core
@@ -112,6 +112,14 @@ $(PROTOS_STAMP): pyproject.toml | need-python
 
 bench: $(STAMP) ## Run the benchmarks (ONLY=coordinator for one of them, ARGS=--small where the full size takes minutes)
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+bench-compare: $(STAMP) ## The last run beside a saved one: BASE=file or folder, NEW=benchmarks/out (exit code 1: something is worse)
+	@if [ -z "$(BASE)" ]; then echo "make: say with what: make bench-compare BASE=saved.json" >&2; exit 2; fi
+	$(BIN)/python -m benchmarks.compare $(BASE) $(NEW)
+
+soak: N = 1000000
+soak: $(STAMP) ## N=1000000 transactions through one coordinator: nothing may be lost, and nothing grow
+	$(BIN)/python -m benchmarks.soak --transactions $(N) $(ARGS)
 
 chaos: ROUNDS = 20
 chaos: $(STAMP) ## Kill processes under load, ROUNDS=20 times per store; then a storm of faults, STORM_S=420 s at the most

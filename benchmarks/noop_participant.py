@@ -8,17 +8,20 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
 
 from tricord.v1 import participant_pb2, participant_pb2_grpc, registry_pb2, registry_pb2_grpc
 
+from .processes import run_fast
+
 FENCE_ID = "noop"
 
 
-def _done(call: participant_pb2.Call) -> participant_pb2.Reply:
+def done(call: participant_pb2.Call) -> participant_pb2.Reply:
+    """The answer to every call."""
     return participant_pb2.Reply(call_id=call.call_id, outcome=participant_pb2.OUTCOME_DONE, fence_id=FENCE_ID)
 
 
@@ -30,23 +33,23 @@ class Noop(participant_pb2_grpc.ParticipantServiceServicer):
     ) -> AsyncIterator[participant_pb2.ExchangeResponse]:
         """One response for each batch."""
         async for request in request_iterator:
-            yield participant_pb2.ExchangeResponse(replies=[_done(call) for call in request.calls])
+            yield participant_pb2.ExchangeResponse(replies=[done(call) for call in request.calls])
 
     async def Try(self, request: participant_pb2.TryRequest, context: Any) -> participant_pb2.TryResponse:
         """The same, one call at a time."""
-        return participant_pb2.TryResponse(reply=_done(request.call))
+        return participant_pb2.TryResponse(reply=done(request.call))
 
     async def Confirm(self, request: participant_pb2.ConfirmRequest, context: Any) -> participant_pb2.ConfirmResponse:
         """The same, one call at a time."""
-        return participant_pb2.ConfirmResponse(reply=_done(request.call))
+        return participant_pb2.ConfirmResponse(reply=done(request.call))
 
     async def Cancel(self, request: participant_pb2.CancelRequest, context: Any) -> participant_pb2.CancelResponse:
         """The same, one call at a time."""
-        return participant_pb2.CancelResponse(reply=_done(request.call))
+        return participant_pb2.CancelResponse(reply=done(request.call))
 
     async def Settle(self, request: participant_pb2.SettleRequest, context: Any) -> participant_pb2.SettleResponse:
         """The same, one call at a time."""
-        return participant_pb2.SettleResponse(reply=_done(request.call))
+        return participant_pb2.SettleResponse(reply=done(request.call))
 
     async def GetFence(
         self, request: participant_pb2.GetFenceRequest, context: Any
@@ -77,12 +80,12 @@ class Noop(participant_pb2_grpc.ParticipantServiceServicer):
         raise AssertionError("unreachable")
 
 
-async def main(name: str, coordinator: str) -> None:
+async def main(service: Callable[[], Noop], name: str, coordinator: str) -> None:
     """Serve until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    participant_pb2_grpc.add_ParticipantServiceServicer_to_server(Noop(), server)
+    participant_pb2_grpc.add_ParticipantServiceServicer_to_server(service(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(coordinator) as channel:
@@ -96,10 +99,10 @@ async def main(name: str, coordinator: str) -> None:
     await server.stop(1)
 
 
+def run(service: Callable[[], Noop], name: str, coordinator: str) -> None:
+    """``main`` as a process."""
+    run_fast(main(service, name, coordinator))
+
+
 if __name__ == "__main__":
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main(*sys.argv[1:]))
-    else:
-        uvloop.run(main(*sys.argv[1:]))
+    run(Noop, *sys.argv[1:])

@@ -127,6 +127,8 @@ class Engine:
         self._stopping = False
         self._ended = False
         self._claiming: asyncio.Task[None] | None = None
+        self._alone: tuple[Live, int] | None = None
+        """What was claimed alone last, and the version that it had then."""
         self._telling: asyncio.Task[None] | None = None
 
     @property
@@ -429,7 +431,7 @@ class Engine:
             try:
                 limit = min(CLAIM_ROWS_MAX, self.live_max - len(self._live))
                 put_off = self.delivery.put_off()
-                claim = await self.store.claim(limit, self.policy.lease_ms, put_off)
+                claim = await self.store.claim(limit, self.policy.lease_ms, put_off, alone=self._may_claim_alone())
                 failures = 0
                 for row in claim.rows:
                     self._recover(row, claim.claims)
@@ -482,4 +484,13 @@ class Engine:
         self.counts["recovered"] += 1
         if claims == CLAIMS_MAX + 1 and tx.attention is Attention.STUCK:
             self.tell_attention(tx, None)
-        self._adopt(tx)
+        live = self._adopt(tx)
+        if claims and live is not None:
+            self._alone = live, tx.version
+
+    def _may_claim_alone(self) -> bool:
+        """Whether the last row that was claimed alone is saved, or at rest: the next may kill it before (A7)."""
+        if self._alone is None:
+            return True
+        live, version = self._alone
+        return live.ended or live.tx.version > version

@@ -11,12 +11,14 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from queue import SimpleQueue
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from participant_sdk.call import IncomingCall, Reply
 from participant_sdk.desk import STOPPING, Desk, OnReply, Replaced, Work, is_try
 from participant_sdk.errors import describe
 from participant_sdk.gathering import Answers, Gathering, KeyOf, Line, no_key
+
+T = TypeVar("T")
 
 logger = logging.getLogger("tricord.participant")
 
@@ -185,12 +187,13 @@ class TaskLanes:
     def _start(self, work: Work) -> None:
         key = self._gathering.key_of(work.call)
         if key is None:
-            self._spawn(self._run_alone(work))
+            self._spawn(self._run_alone, work)
         elif (line := self._gathering.join(key, work)) is not None:
-            self._spawn(self._run_batch(line))
+            self._spawn(self._run_batch, line)
 
-    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(job)
+    def _spawn(self, run: Callable[[T], Coroutine[Any, Any, None]], what: T) -> None:
+        loop = asyncio.get_running_loop()  # where there is none any more, no coroutine is made that nobody awaits
+        task = loop.create_task(run(what))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -228,11 +231,11 @@ class TaskLanes:
                     self._finish(work, STOPPING)
                 else:
                     work.started = False
-                    self._spawn(self._run_alone(work))
+                    self._spawn(self._run_alone, work)
             while self._abandoned and line.waiting:
                 self._finish(line.waiting.popleft(), STOPPING)
             if self._gathering.ended(line):
-                self._spawn(self._run_batch(line))
+                self._spawn(self._run_batch, line)
 
     async def _together(self, works: list[Work]) -> Answers:
         if len(works) == 1:

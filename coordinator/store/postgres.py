@@ -233,7 +233,9 @@ class PostgresBackend:
             return [None] * (len(begins) + len(saves))
         return self._standing(connection, batch)
 
-    def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None, *, flags: bool = True) -> Claim:
+    def claim(
+        self, limit: int, lease_ms: int, put_off: PutOff | None = None, *, alone: bool = True, flags: bool = True
+    ) -> Claim:
         connection = self._reader = self._reader or self._connect(plan_for_arrays=True)
         now_ms, next_ms = connection.execute(_PEEK, prepare=True).fetchone() or (0, None)
         if next_ms is None or next_ms > now_ms or limit < 1:
@@ -248,10 +250,10 @@ class PostgresBackend:
             off = rest[0][0]
             found = [values[1:] for values in rest if values[1] is not None]
         claims = 0
-        if not found and not off:  # something is due that was not to be had so
+        if alone and not found and not off:  # something is due that was not to be had so
             stuck = Attention.STUCK if flags else Attention.NONE
-            alone = connection.execute(_CLAIM_ALONE, (lease_ms, stuck), prepare=True, binary=True).fetchall()
-            claims, found = (alone[0][0], [alone[0][1:]]) if alone else (0, [])
+            one = connection.execute(_CLAIM_ALONE, (lease_ms, stuck), prepare=True, binary=True).fetchall()
+            claims, found = (one[0][0], [one[0][1:]]) if one else (0, [])
         now_ms, next_ms = connection.execute(_PEEK, prepare=True).fetchone() or (now_ms, None)
         return Claim([read_row(values) for values in found], now_ms, next_ms, off, claims)
 

@@ -184,12 +184,14 @@ class Backend(Protocol):
         Running the same batch again is harmless, and waits for the lock of a COMMIT still on its way.
         """
 
-    def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None, *, flags: bool = True) -> Claim:
+    def claim(
+        self, limit: int, lease_ms: int, put_off: PutOff | None = None, *, alone: bool = True, flags: bool = True
+    ) -> Claim:
         """Move ``wake_ms`` of up to ``limit`` due rows forward by a lease, and return them. Never ``version``.
 
         Rows that are put off count among these, but are not returned. One that was claimed CLAIMS_MAX times without a
-        save comes alone, when nothing else is due, with a lease that doubles each time; if the claim ``flags``, it gets
-        attention by that where it has none.
+        save comes alone, when nothing else is due and if ``alone`` allows it, with a lease that doubles each time; if
+        the claim ``flags``, it gets attention by that where it has none.
         """
 
     def states(self, connection: Connection, xids: Sequence[bytes]) -> Mapping[bytes, int]:

@@ -144,7 +144,9 @@ class SqliteBackend:
             raise
         return standing
 
-    def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None, *, flags: bool = True) -> Claim:
+    def claim(
+        self, limit: int, lease_ms: int, put_off: PutOff | None = None, *, alone: bool = True, flags: bool = True
+    ) -> Claim:
         connection = self._reader = self._reader or self._open()
         now_ms = time.time_ns() // 1_000_000
         (next_ms,) = connection.execute(_NEXT).fetchone()
@@ -160,7 +162,7 @@ class SqliteBackend:
                 others = {row.xid for row in found} - {row.xid for row in rows}
                 connection.executemany(_PUT_OFF, [(now_ms + random.choice(times), xid) for xid in others])
             off, claims = len(found) - len(rows), 0
-            if not found:
+            if alone and not found:
                 rows, claims = _claim_alone(connection, now_ms, lease_ms, flags=flags)
             (next_ms,) = connection.execute(_NEXT).fetchone()
             connection.execute("COMMIT")

@@ -171,13 +171,13 @@ class Store:
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._writer, self._flush, batch)
 
-    async def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None) -> Claim:
+    async def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None, *, alone: bool = True) -> Claim:
         """Take over up to ``limit`` rows that are due, for a lease; see ``Backend.claim``."""
         loop = asyncio.get_running_loop()
         if time.monotonic() - self._format_read_s > _FORMAT_S:
             self._format_read_s = time.monotonic()
             loop.run_in_executor(self._others, self._read_format_again)  # beside the claim: nobody waits for it
-        return await loop.run_in_executor(self._reader, self._claim, limit, lease_ms, put_off)
+        return await loop.run_in_executor(self._reader, self._claim, limit, lease_ms, put_off, alone)
 
     def _read_format_again(self) -> None:
         before = self.format
@@ -230,10 +230,10 @@ class Store:
             standing += self._flush(Batch(begins, saves, labels))
         return standing
 
-    def _claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None) -> Claim:
+    def _claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None, alone: bool = True) -> Claim:
         before_s = time.monotonic()
         try:
-            claim = self._backend.claim(limit, lease_ms, put_off, flags=self.format >= _FLAGS_FORMAT)
+            claim = self._backend.claim(limit, lease_ms, put_off, alone=alone, flags=self.format >= _FLAGS_FORMAT)
         except Exception as error:
             if self._backend.fault(error) is not Fault.AGAIN:
                 self._backend.close_reader()

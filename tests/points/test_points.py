@@ -112,8 +112,8 @@ def _confirm_again(phase: Phase, status: Status | None, same: bool, progress: Pr
 
 
 def _for_ever(real: Callable[..., Any]) -> Callable[..., Any]:
-    async def claim(store: SimStore, limit: int, lease_ms: int, put_off: Any = None) -> Any:
-        return await real(store, limit, 1_000 * lease_ms, put_off)
+    async def claim(store: SimStore, limit: int, lease_ms: int, put_off: Any = None, **named: Any) -> Any:
+        return await real(store, limit, 1_000 * lease_ms, put_off, **named)
 
     return claim
 

@@ -54,8 +54,8 @@ class BranchScene:
         self.business = Business(random.Random(rng.random()), self._behaviour_of)
         self.business.provider_loses = self._rate(0.0, 0.2)
         upkeep = Upkeep(batch=3, resolve_after=RESOLVE_AFTER)
-        self.service = Service(NAME, self.server, self.business, RETENTION_MS, LEASE_MS, upkeep)
-        self.service.batch = seed % 2 == 1
+        batch = seed % 2 == 1
+        self.service = Service(NAME, self.server, self.business, RETENTION_MS, LEASE_MS, upkeep, batch=batch)
         self.service.says_error = self._rate(0.0, 0.1)
         self.nodes: list[ParticipantNode] = []
         some = self._rate(0.0, 0.02, 0.1, 0.25)

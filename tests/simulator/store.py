@@ -142,7 +142,7 @@ class SimStore:
         world.at(self._delay_us(), arrives)
         return answer
 
-    async def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None) -> Claim:
+    async def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None, *, alone: bool = True) -> Claim:
         """See ``Store.claim``."""
         if self._loop.time() - self._format_read_s > FORMAT_S:
             self._format_read_s = self._loop.time()

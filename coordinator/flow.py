@@ -221,7 +221,8 @@ class _Drive:
         self._tx = stands
         if stands.version != before.version:
             longer = stands.wake_ms is not None and before.wake_ms is not None and stands.wake_ms > before.wake_ms
-            self._owner = self._owner and stands.sealed and stands.state is before.state and not longer
+            open_ = stands.state is State.TRYING and not stands.sealed  # others may send what they have added to it
+            self._owner = self._owner and not open_ and stands.state is before.state and not longer
 
     async def _rest(self) -> None:
         """Leave the transaction so that whoever looks next comes at the right time, not at the end of a lease."""

@@ -168,7 +168,8 @@ def _overtaken(
 ) -> Generator[Step, Any, Reply | None]:
     """The intent is another's, or cancelled; what the handler wrote to the database has been rolled back."""
     row = (yield from database.meet(cancel)).row
-    if row is None or row.status is not Status.ROLLBACKED or not row.finished:
+    # With a refusal in it the row is this Try's own: its COMMIT was done, and what it gave was lost.
+    if row is None or row.status is not Status.ROLLBACKED or not row.finished or row.refusal is not None:
         yield Rollback()
         return None
     logger.error("%s: %s; Cancel's handler runs again", cancel, _OVERTAKEN)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.flow import drive
-from coordinator.machine import apply, backoff_ms, begin
+from coordinator.machine import Event, apply, backoff_ms, begin, move
 from coordinator.model import (
     Attention,
     BranchSpec,
@@ -390,6 +390,16 @@ def test_whoever_meets_a_change_under_its_own_lease_drives_on() -> None:
     tape = Tape(slow(1, Phase.TRY, 3_000))
     tape.rivals = [rival_of(tx)]
     assert tape.drive(tx).state is State.CONFIRMED
+
+
+def test_whoever_has_decided_an_open_transaction_drives_on_when_a_visitor_has_saved() -> None:
+    """It was never sealed, but is open no more: nobody else sends anything for it."""
+    tx = begun()
+    tx = move(tx._replace(spec=tx.spec._replace(interactive=True), sealed=False), Event.INITIATOR, 0)
+    failures = [UNKNOWN]
+    tape = Tape(lambda call: (3_000 if call.branch else 10, failures.pop() if failures and not call.branch else DONE))
+    tape.rivals = [rival_of(tx)]
+    assert tape.drive(tx).state is State.CANCELLED
 
 
 # --- leases, with saves that take their time -------------------------------------------------------------------------

@@ -6,7 +6,7 @@ like a process that was killed there. Only what it does when it wakes up is its 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +16,9 @@ import pytest
 from sqlalchemy import NullPool, create_engine, text
 
 from participant_sdk import Refused, external
+from participant_sdk.databases.postgresql import PostgreSQL
+from participant_sdk.databases.statements import OneByOne
+from participant_sdk.steps import RunAgain, Step
 from tests.contract.participant.till import Outside, Provider, Script, Till, fail, key_of, wait, write
 from tests.contract.participant.world import (
     CANCEL,
@@ -34,6 +37,16 @@ from tests.servers import eventually
 TRIED, COMMITTED, ROLLBACKED = 1, 2, 3
 RUNNING = (TRIED, False, True)
 """An intent: neither is its Try finished, nor is it anybody else's."""
+
+
+def lost_answer(script: Callable[..., Generator[Step, Any, None]]) -> Callable[..., Generator[Step, Any, None]]:
+    """The script's COMMIT is done, and its answer is lost."""
+
+    def lost(*arguments: Any, **named: Any) -> Generator[Step, Any, None]:
+        yield from script(*arguments, **named)
+        raise RunAgain("the connection was lost in COMMIT")
+
+    return lost
 
 
 @pytest.fixture
@@ -325,6 +338,20 @@ class TestEnds:
         assert (await till.ask(CONFIRM, xid)).outcome == VIOLATION
         assert (provider.asked_for(xid), till.effects(xid)) == (["authorise"], [])
         assert till.intent(xid) == (ROLLBACKED, True, False)
+
+    async def test_a_refusal_whose_commit_was_done_and_told_as_failed_is_a_refusal(
+        self, till: Till, provider: Provider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The row that it meets afterwards is its own, not one that Cancel has left: there is nothing to undo."""
+        for database in (PostgreSQL, OneByOne):
+            monkeypatch.setattr(database, "refuse", lost_answer(database.refuse))
+        till.script = [till.charge, fail(Refused("declined"))]
+        xid = new_xid()
+        replies = [await till.ask(TRY, xid) for _ in range(2)]
+        assert replies[-1].outcome == REFUSED
+        assert [reply.attention for reply in replies] == [False, False]
+        assert provider.asked_for(xid) == ["authorise"]
+        assert (till.intent(xid), till.effects(xid)) == ((ROLLBACKED, True, False), [])
 
     async def test_a_refusal_after_a_run_that_was_lost_is_left_to_cancel(self, till: Till, provider: Provider) -> None:
         """What the first run did may be there, and to a branch that has refused no Cancel would come for it."""

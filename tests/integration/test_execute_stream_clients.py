@@ -62,7 +62,7 @@ def check(scene: Scene, found: list[Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 async def test_thousands_at_once(scene: Scene, kind: str) -> None:
-    coordinator = scene.coordinator()
+    coordinator = scene.coordinator(call_timeout_ms=20_000, lease_ms=40_000)  # one process answers all these calls
     check(scene, await executed(kind, coordinator.endpoint, *[{} for _ in range(1_500)]))
     assert coordinator.stop() == 0
     (stopped,) = coordinator.log("coordinator.stopped")

@@ -7,6 +7,7 @@ import pytest
 
 from participant_sdk.call import Outcome
 from participant_sdk.fence import Phase, Status
+from tests.races import schedule
 from tests.races.model import NEVER, Branch, Seen, order_of
 from tests.races.schedule import Runner, Schedule
 
@@ -119,32 +120,34 @@ def test_an_external_try_happens_at_two_moments(history: list[Seen], end: Branch
     assert (order_of(history, end) is not None) is possible
 
 
-def test_the_schedule_lets_one_go_on_at_a_time_and_can_be_had_again() -> None:
+def test_the_schedule_lets_one_go_on_at_a_time_and_can_be_had_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "TICK_SECONDS", 10.0)  # nobody waits for a lock here, however slow he is
+
     def play(seed: int, forced: list[int]) -> tuple[list[int], list[int], int]:
         gates = [threading.Semaphore(0) for _ in range(3)]
         runners = [Runner(str(number), gate.release) for number, gate in enumerate(gates)]
-        schedule = Schedule(runners, runners, random.Random(seed), 1.0, forced)
+        turns = Schedule(runners, runners, random.Random(seed), 1.0, forced)
         order: list[int] = []
         inside, most = 0, 0
 
         def run(number: int) -> None:
             nonlocal inside, most
             for _ in range(4):
-                if not schedule.arrive(runners[number], "point"):
+                if not turns.arrive(runners[number], "point"):
                     gates[number].acquire()
                 inside += 1
                 most = max(most, inside)
                 order.append(number)
                 inside -= 1
-            schedule.end(runners[number])
+            turns.end(runners[number])
 
         threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
         for thread in threads:
             thread.start()
-        assert schedule.watch(20)
+        assert turns.watch(20)
         for thread in threads:
             thread.join()
-        return order, schedule.choices, most
+        return order, turns.choices, most
 
     order, choices, most = play(1, [])
     assert (sorted(order), most) == ([0] * 4 + [1] * 4 + [2] * 4, 1)

@@ -43,7 +43,8 @@ def shape(output: str) -> list[str]:
     """Output without what differs from run to run."""
     text = re.sub(r"\b[0-9a-f]{32}\b", "ID", output).replace("HALF_OPEN", "OPEN")
     text = re.sub(r"\b\d+(ms|[smhd])(\d+[smh])?\b", "AGE", text)
-    text = re.sub(r"\d+", "#", text.replace("   . wait", ""))  # a wait may be too short to be drawn
+    # What took too short a time to be drawn is not explained either.
+    text = re.sub(r"\d+", "#", re.sub(r"(= Try|- Confirm or Cancel|\. wait)( {3}|$)", "", text, flags=re.MULTILINE))
     text = re.sub(r"[=.-]+", "", text)
     return [" ".join(line.split()) for line in text.splitlines()]
 

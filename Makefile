@@ -88,7 +88,7 @@ demo: $(STAMP) ## Transfers between two banks, with crashes (DEMO_DIR= keeps the
 	$(BIN)/python -m examples.transfer.demo $(ARGS)
 
 test: $(STAMP) ## Run all tests (ARGS= for pytest)
-	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 lint: $(STAMP) ## Check format, style, types and the contract
 	$(BIN)/ruff format --check

@@ -413,7 +413,7 @@ def _late(state: State, step: Step, reply: Reply) -> Step:
     """
     if reply.phase is not Phase.TRY or state not in (State.CANCELLING, State.CANCELLED):
         return step
-    if reply.outcome is Outcome.DONE and not step.fence_id and reply.fence_id:
+    if reply.outcome is Outcome.DONE and not step.fence_id:
         return step._replace(fence_id=reply.fence_id)
     if _fails_late(state, step, reply) and not step.error:
         return step._replace(error=reply.error[:ERROR_CHARS_MAX])

@@ -24,7 +24,8 @@ from participant_sdk.fence import Status
 from tricord.v1 import participant_pb2, participant_pb2_grpc, types_pb2
 
 from .hot_account import ACCOUNT, ALONE, BATCHED, CREATE
-from .postgres import measured
+from .load import percentiles_ms
+from .postgres import commits, measured
 from .processes import Process
 from .report import Measure, progress
 
@@ -76,14 +77,13 @@ async def _turns(bank: Process, address: str, dsn: str) -> tuple[dict[str, list[
         await _load(address, action, WARM_UP_S, confirmed)
     for number in range(TURNS):
         for action in (ALONE, BATCHED) if number % 2 else (BATCHED, ALONE):
-            before_s, commits = bank.cpu_s(), _commits(dsn)
+            before_s, committed = bank.cpu_s(), _committed(dsn)
             latencies, seconds = await _load(address, action, TURN_S, confirmed)
-            cpu_s, commits = bank.cpu_s() - before_s, _commits(dsn) - commits
-            latencies.sort()
-            p50, p99 = (latencies[int(len(latencies) * share)] * 1000 for share in (0.50, 0.99))
-            turns[action].append(Turn(len(latencies), seconds, p50, p99, cpu_s, commits))
+            cpu_s, committed = bank.cpu_s() - before_s, _committed(dsn) - committed
+            p50, p99 = percentiles_ms(latencies)
+            turns[action].append(Turn(len(latencies), seconds, p50, p99, cpu_s, committed))
             progress(
-                f"{action}: {len(latencies) / seconds:,.0f} calls/s, {commits / len(latencies):.3f} commits per call"
+                f"{action}: {len(latencies) / seconds:,.0f} calls/s, {committed / len(latencies):.3f} commits per call"
             )
     return turns, confirmed
 
@@ -155,14 +155,9 @@ def _check(dsn: str, confirmed: Counter[str]) -> None:
     progress(f"counted against the database: {branches} branches confirmed, {confirmed[TAKEN]} taken")
 
 
-def _commits(dsn: str) -> int:
+def _committed(dsn: str) -> int:
     time.sleep(1.5)  # the server's counters are up to a second behind
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        row = connection.execute(
-            "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
-        ).fetchone()
-    assert row is not None
-    return int(row[0])
+    return commits(dsn)
 
 
 def _measures(turns: dict[str, list[Turn]]) -> list[Measure]:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Sequence
 
 import grpc.aio
 
@@ -34,10 +35,16 @@ def request() -> coordinator_pb2.ExecuteRequest:
     )
 
 
+def percentiles_ms(latencies: Sequence[float]) -> tuple[float, float]:
+    """The median and the 99th percentile of seconds, in ms."""
+    ordered = sorted(latencies)
+    p50, p99 = (ordered[int(len(ordered) * share)] * 1000 for share in (0.50, 0.99))
+    return p50, p99
+
+
 def seen(latencies: list[float], took: float) -> str:
     """What a load saw, as a line of JSON; ``latencies`` are seconds, one for each answer."""
-    latencies.sort()
-    p50, p99 = (latencies[int(len(latencies) * share)] * 1000 for share in (0.50, 0.99))
+    p50, p99 = percentiles_ms(latencies)
     return json.dumps({"answers": len(latencies), "seconds": took, "p50_ms": p50, "p99_ms": p99})
 
 

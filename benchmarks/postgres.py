@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 
@@ -40,6 +41,19 @@ def pgbench_database(server: PostgresServer) -> Iterator[str]:
         yield dsn
     finally:
         server.drop_database(dsn)
+
+
+def figure(dsn: str, query: LiteralString) -> int:
+    """A number that the server tells."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        row = connection.execute(query).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def commits(dsn: str) -> int:
+    """How many there were in this database, by the server's own count, which open sessions bring up to date late."""
+    return figure(dsn, "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
 
 
 def _print_settings(server: PostgresServer) -> None:

@@ -20,6 +20,7 @@ from coordinator.model import State
 from tests.postgres import PostgresServer
 from tricord.v1 import operator_pb2, operator_pb2_grpc
 
+from .postgres import commits, figure
 from .processes import Process, start_coordinator, stopped_line
 
 UNARY, STREAM, STEADY = ("benchmarks.load",), ("benchmarks.stream_load",), ("benchmarks.steady_load",)
@@ -133,14 +134,14 @@ class Scene:
         """
         self._until_stored()
         self.coordinator.close()
-        commits = self._commits() - self._commits_before  # whole only when the coordinator's sessions have ended
+        committed = self._commits() - self._commits_before  # whole only when the coordinator's sessions have ended
         begun, stored = stopped_line(self.coordinator.log)["begun"], dict(self._rows(_STATES))
         if stored != {State.CONFIRMED: self._answers + stored_before} or begun != self._answers:
             raise RuntimeError(
                 f"{self._answers} transactions were answered CONFIRMED, the coordinator has begun {begun}, "
                 f"the store holds (state: rows) {stored}, of which {stored_before} were there before"
             )
-        return commits / self._answers
+        return committed / self._answers
 
     def restart(self) -> None:
         """Stop the coordinator and start one on the same store, without its participants."""
@@ -163,19 +164,12 @@ class Scene:
             return connection.execute(query.encode()).fetchall()
 
     def _wal_position(self) -> int:
-        return self._asked("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')")
+        """0 on SQLite."""
+        return figure(self.store, "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')") if self._on_postgres else 0
 
     def _commits(self) -> int:
-        return self._asked("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
-
-    def _asked(self, query: str) -> int:
-        """A figure of PostgreSQL's; 0 on SQLite."""
-        if not self._on_postgres:
-            return 0
-        with psycopg.connect(self.store, autocommit=True) as connection:
-            row = connection.execute(query).fetchone()
-        assert row is not None
-        return int(row[0])
+        """0 on SQLite."""
+        return commits(self.store) if self._on_postgres else 0
 
 
 @contextmanager

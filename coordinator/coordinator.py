@@ -36,7 +36,7 @@ ALERTS_STOP_S = 2.0
 class Told(Protocol):
     """Who is told how a coordinator fares."""
 
-    def ready(self, address: str, store_id: str) -> None:
+    def ready(self, address: str) -> None:
         """It serves."""
 
     def stopped(self, counts: Mapping[str, int]) -> None:
@@ -46,7 +46,7 @@ class Told(Protocol):
 class _Printed:
     """On standard output, for whoever has started it."""
 
-    def ready(self, address: str, store_id: str) -> None:
+    def ready(self, address: str) -> None:
         print(f"tricord: listening on {address}", flush=True)
 
     def stopped(self, counts: Mapping[str, int]) -> None:
@@ -129,7 +129,7 @@ class Coordinator:
             gc.set_threshold(20_000, 20, 50)
             address = f"{settings.listen.rpartition(':')[0]}:{port}"
             _log.info("coordinator.ready", listen=address, store=masked_url(settings.store), store_id=store.store_id)
-            self._told.ready(address, store.store_id)
+            self._told.ready(address)
             await stop.wait()
             _log.info("coordinator.draining", live=engine.live)
             await health.stop()

@@ -7,7 +7,7 @@ from tricord.v1 import participant_pb2 as pb
 from .machine import from_registered
 from .model import Call, Outcome, Payload, Phase, Refusal, Reply, Spec
 from .orders import BRANCHES_MAX
-from .wire import CONTENT_TYPE_CHARS_MAX, FENCE_ID_CHARS_MAX, RESULT_BYTES_MAX
+from .wire import CONTENT_TYPE_CHARS_MAX, FENCE_ID_CHARS_MAX, RESULT_BYTES_MAX, write_ms, write_payload
 
 _CALL_BYTES = 200
 """Of a call without its payload and metadata, about."""
@@ -31,9 +31,8 @@ def call_message(xid: str, spec: Spec, call: Call) -> pb.Call:
         attempt=call.attempt,
     )
     # In place: a message that is given to a constructor is made, copied and thrown away.
-    payload, timeout = message.payload, message.timeout
-    payload.data, payload.content_type = branch.payload
-    timeout.seconds, timeout.nanos = call.timeout_ms // 1000, call.timeout_ms % 1000 * 1_000_000
+    write_payload(message.payload, branch.payload)
+    write_ms(message.timeout, call.timeout_ms)
     if spec.metadata:
         message.metadata.update(spec.metadata)
     return message
@@ -57,10 +56,10 @@ def reply_of(branch: int, phase: Phase, reply: pb.Reply, registered: str) -> Rep
         return Reply(branch, phase, Outcome.VIOLATION, fence_id[:FENCE_ID_CHARS_MAX], error=excess)
     result = None
     refusal = None
-    if outcome is Outcome.DONE or outcome is Outcome.REFUSED:
-        if outcome is Outcome.REFUSED:
-            refusal = Refusal(reply.refusal.reason or "refused", reply.refusal.message)
-        elif reply.HasField("result"):
+    if outcome is Outcome.REFUSED:
+        refusal = Refusal(reply.refusal.reason or "refused", reply.refusal.message)
+    elif outcome is Outcome.DONE:
+        if reply.HasField("result"):
             result = Payload(reply.result.data, reply.result.content_type)
     elif not error:
         error = f"the participant answered {outcome.name} and gave no reason"

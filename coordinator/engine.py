@@ -18,8 +18,7 @@ from .codec import UnreadableRow, transaction
 from .delivery import Delivery
 from .flow import drive
 from .ids import new_xid
-from .journal import Journal, Overloaded
-from .journal import Started as Started
+from .journal import Journal, Overloaded, Started
 from .live import Live, wake
 from .machine import begin
 from .model import Attention, BranchSpec, Policy, Spec, State, Transaction
@@ -275,12 +274,11 @@ class Engine:
             left_s = POLL_S_MAX if end_s is None else end_s - loop.time()
             if left_s <= 0:
                 break
-            xid = tx.spec.xid
-            live = self._live.get(xid)
-            if live is not None and live.tx.version > tx.version:
-                tx = live.tx
+            newest = self.newest(tx)
+            if newest is not tx:
+                tx = newest
                 continue
-            if live is not None and not live.may_be_old:
+            if self.drives(tx):
                 pause_s = POLL_S_MAX
             moved = _Moved(tx, reached, loop.create_future())
             self.tell(tx, moved)
@@ -294,8 +292,7 @@ class Engine:
                 tx = moved.tx
                 continue
             pause_s = min(pause_s * 2, WATCH_S_MAX)
-            live = self._live.get(xid)
-            if live is None or live.may_be_old:
+            if not self.drives(tx):
                 tx = await self._read(tx)
         return tx
 

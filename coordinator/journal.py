@@ -8,8 +8,7 @@ which nobody waits for, is only ever followed by nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -19,8 +18,6 @@ from .store.rows import Batch, Row, RowRejected
 from .store.store import Store
 
 _log = structlog.get_logger(__name__)
-
-_T = TypeVar("_T")
 
 ROWS_MAX = 1_000
 BYTES_MAX = 16 * 1024 * 1024
@@ -50,8 +47,13 @@ class _Entry(NamedTuple):
     row: Row
     begins: bool
     done: asyncio.Future[Any] | None
-    told: Callable[[Transaction, Row | None], Any] | None
-    """What ``done`` is told of the row that stands; of None where that is the new one."""
+    """Is told what came of it: a Started of a begin, the Transaction that stands of a save; None: nobody waits."""
+
+    def told(self, standing: Row | None) -> Started | Transaction:
+        """What that is, by the row that stands in its place, if another does. Raises RowRejected."""
+        if self.begins:
+            return _started(self.tx, standing)
+        return _saved(self.tx, standing)
 
 
 class Journal:
@@ -75,7 +77,7 @@ class Journal:
     def begin(self, tx: Transaction) -> asyncio.Future[Started]:
         """Store a new transaction, unless its key is taken. Raises RowRejected, having stored nothing."""
         row = new_row(tx)
-        started = self._write(tx, row, _started)
+        started = self._write(tx, row, begins=True)
         self._begin_bytes += len(row.body)
         return started
 
@@ -84,20 +86,20 @@ class Journal:
 
         Raises RowRejected if the database cannot take it.
         """
-        return self._write(tx, saved_row(tx, self._store.format), _saved)
+        return self._write(tx, saved_row(tx, self._store.format), begins=False)
 
     def save_last(self, tx: Transaction) -> None:
         """Store the last version, some time soon. It promises nothing new; if it is lost, recovery finds the same."""
-        self._add(_Entry(tx, saved_row(tx, self._store.format), False, None, None))
+        self._add(_Entry(tx, saved_row(tx, self._store.format), False, None))
 
     async def drain(self) -> None:
         """Return when everything that was given so far has been written."""
         self._start()
         await self._idle.wait()
 
-    def _write(self, tx: Transaction, row: Row, told: Callable[[Transaction, Row | None], _T]) -> asyncio.Future[_T]:
-        done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._add(_Entry(tx, row, told is _started, done, told))
+    def _write(self, tx: Transaction, row: Row, *, begins: bool) -> asyncio.Future[Any]:
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._add(_Entry(tx, row, begins, done))
         return done
 
     def _add(self, entry: _Entry) -> None:
@@ -151,7 +153,7 @@ class Journal:
         for entry, row in zip(entries, standing, strict=True):
             if entry.begins:
                 self._begin_bytes -= len(entry.row.body)
-            if entry.done is None or entry.told is None:
+            if entry.done is None:
                 if row is not None:  # recovery will come to the same end
                     _log.warning("journal.last_save_not_stored", xid=entry.row.xid.hex(), standing=str(row)[:200])
             elif entry.done.done():
@@ -160,7 +162,7 @@ class Journal:
                 entry.done.set_exception(row)
             else:
                 try:
-                    entry.done.set_result(entry.told(entry.tx, row))
+                    entry.done.set_result(entry.told(row))
                 except Exception as failure:
                     entry.done.set_exception(failure)
         if not self._waiting:

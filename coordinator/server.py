@@ -8,8 +8,9 @@ import structlog
 
 from tricord.v1 import coordinator_pb2 as pb
 
-from .engine import Engine, KeyReused, Started
+from .engine import Engine, KeyReused
 from .errors import Conflict, InvalidRequest, NotFound, TooMuch, UnknownName, Violation
+from .journal import Started
 from .model import Transaction
 from .participants import Participants
 from .rpc import Context, answering, answering_stream

@@ -19,8 +19,9 @@ from google.rpc import status_pb2
 from tricord.v1 import coordinator_pb2 as pb
 
 from .delivery_deadlines import Deadlines
-from .engine import Engine, Started, Until
+from .engine import Engine, Until
 from .errors import InvalidRequest, TooLate, Unavailable, Violation
+from .journal import Started
 from .model import Transaction
 from .rpc import status_of
 from .server_open import answer_s, until_of

@@ -11,8 +11,9 @@ import structlog
 from tricord.v1 import coordinator_pb2 as pb
 
 from .codec import UnreadableRow
-from .engine import Engine, Started, UnknownXid
+from .engine import Engine, UnknownXid
 from .errors import Unavailable
+from .journal import Started
 from .server_stream import Call, CallStream
 from .store.rows import StoreError
 from .wire import LOOK_UP_XIDS_MAX, Starting

@@ -243,22 +243,22 @@ def write_transaction(message: types_pb2.Transaction, tx: Transaction) -> None:
     message.attention = _ATTENTION[tx.attention]
     for branch in range(len(tx.steps)):
         _write_branch(message.branches.add(), tx, branch)
-    _write_time(message.create_time, spec.created_ms)
-    _write_time(message.update_time, tx.updated_ms)
-    _write_time(message.deadline_time, tx.deadline_ms)
+    write_ms(message.create_time, spec.created_ms)
+    write_ms(message.update_time, tx.updated_ms)
+    write_ms(message.deadline_time, tx.deadline_ms)
     message.cancel_reason = tx.cancel_reason
     message.version = tx.version
     message.interactive = spec.interactive
     message.sealed = tx.sealed
     message.ordered = spec.ordered
     message.mixed = tx.mixed
-    message.timeout.FromMilliseconds(spec.timeout_ms)
+    write_ms(message.timeout, spec.timeout_ms)
     if spec.metadata:
         message.metadata.update(spec.metadata)
     if spec.labels:
         message.labels.update(spec.labels)
     if tx.decided_ms:
-        _write_time(message.decide_time, tx.decided_ms)
+        write_ms(message.decide_time, tx.decided_ms)
 
 
 def unreadable_message(row: Row, why: str) -> types_pb2.Transaction:
@@ -295,15 +295,15 @@ def _write_branch(message: types_pb2.Branch, tx: Transaction, index: int) -> Non
     message.participant = branch.participant
     message.action = branch.action
     message.state = int(step.status)  # type: ignore[assignment]  # the same numbers; a test compares them
-    _write_payload(message.payload, branch.payload)
+    write_payload(message.payload, branch.payload)
     message.attempts = step.attempts
     message.last_error = step.error
     if step.result is not None:
-        _write_payload(message.result, step.result)
+        write_payload(message.result, step.result)
     if step.refusal is not None:
         message.refusal.reason, message.refusal.message = step.refusal.reason, step.refusal.message
     if step.attempts and step.next_ms and called(tx, index) is not None:
-        _write_time(message.next_attempt_time, step.next_ms)
+        write_ms(message.next_attempt_time, step.next_ms)
     joined = tx.joined_as(index) if tx.joined else None
     if joined is not None:
         message.branch_key, message.enlisted, message.parent_branch_id = joined
@@ -323,11 +323,13 @@ def _write_branch(message: types_pb2.Branch, tx: Transaction, index: int) -> Non
         message.tried_branch_ids.extend(seen.branch_id for seen in tx.seen if seen.by == index + 1)
 
 
-def _write_payload(message: types_pb2.Payload, payload: Payload) -> None:
+def write_payload(message: types_pb2.Payload, payload: Payload) -> None:
+    """Fill an empty message in place."""
     message.data, message.content_type = payload.data, payload.content_type
 
 
-def _write_time(message: Timestamp, ms: int) -> None:
+def write_ms(message: Timestamp | duration_pb2.Duration, ms: int) -> None:
+    """Likewise with a time, or how long something takes."""
     message.seconds, message.nanos = ms // 1000, ms % 1000 * 1_000_000
 
 

@@ -63,8 +63,8 @@ class _Told:
     def __init__(self, channel: IO[str]) -> None:
         self._channel = channel
 
-    def ready(self, address: str, store_id: str) -> None:
-        _tell(self._channel, ready=address, store_id=store_id)
+    def ready(self, address: str) -> None:
+        _tell(self._channel, ready=address)
 
     def stopped(self, counts: Mapping[str, int]) -> None:
         _tell(self._channel, stopped=counts)

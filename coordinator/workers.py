@@ -14,6 +14,7 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -120,7 +121,7 @@ class Workers:
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._never_ready = set(range(1, settings.workers + 1))
         self._all_ready = asyncio.Event()
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
         self._last: list[Ending] = []
         """Of those that ran when all were stopped."""
         self._restarts = 0
@@ -154,7 +155,7 @@ class Workers:
         deaths = Deaths()
         while not self._stop.is_set():
             end = await self._run_once(number)
-            _add(self._counts, end.counts)
+            self._counts.update(end.counts)
             if self._stop.is_set():
                 self._last.append(end)
                 return
@@ -237,11 +238,6 @@ class Workers:
         bad = [str(end) for end in self._last if end.code and end.served_s is not None]
         if bad:
             raise RunError(f"not all workers have stopped in order: {'; '.join(bad)}")
-
-
-def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    for name, count in more.items():
-        counts[name] = counts.get(name, 0) + count
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import grpc
 
@@ -24,7 +24,14 @@ MESSAGE_BYTES_MAX: Final = 1024 * 1024
 """A message is cut there."""
 CALL_BYTES_MAX: Final = 256 * 1024
 """A larger call goes alone."""
-_ENDS: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.OK})
+_ENDS: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.OK,
+    }
+)
 """How a stream ends that was the network's, or the coordinator's, and no call's doing."""
 
 TOO_LATE: Final = Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "the coordinator has not answered in time")
@@ -110,7 +117,7 @@ class StreamCalls:
         """The stream is over."""
         self.over = True
         self.unimplemented = self.unimplemented or failure.code is grpc.StatusCode.UNIMPLEMENTED
-        answer: Answer = failure if failure.code in _ENDS or failure.code is TOO_LATE.code else None
+        answer: Answer = failure if failure.code in _ENDS else None
         told: Told = [(call.tell, answer) for call in self._calls.values()]
         self._calls.clear()
         self._waiting.clear()
@@ -119,19 +126,24 @@ class StreamCalls:
 
 def fits(ask: Ask) -> bool:
     """Whether a call may go by a stream: a large one has nothing to gain, and holds the others up."""
-    return isinstance(ask.request, coordinator_pb2.ExecuteRequest) and ask.request.ByteSize() <= CALL_BYTES_MAX
+    return ask.request.ByteSize() <= CALL_BYTES_MAX
 
 
-class Stream(Protocol):
+class Stream:
     """One stream, in either form."""
+
+    def __init__(self) -> None:
+        self._calls = StreamCalls()
 
     @property
     def over(self) -> bool:
         """Whether it takes no more calls."""
+        return self._calls.over
 
     @property
     def unimplemented(self) -> bool:
         """Whether the coordinator has no such stream."""
+        return self._calls.unimplemented
 
 
 S = TypeVar("S", bound=Stream)
@@ -147,16 +159,14 @@ class Streams(Generic[S]):
         self._open_stream = open_stream
         self._running = 0
         self._streams: dict[int, S] = {}
-        self._unary_only: set[int] = set()
 
     def enter(self, turn: int, ask: Ask) -> S | None:
         """One more call runs, at that coordinator; the stream that it goes by, None if it goes alone."""
         self._running += 1
-        if self._running == 1 or turn in self._unary_only or not fits(ask):
+        if self._running == 1 or not fits(ask):
             return None
         stream = self._streams.get(turn)
         if stream is not None and stream.unimplemented:
-            self._unary_only.add(turn)
             return None
         if stream is None or stream.over:
             stream = self._streams[turn] = self._open_stream(turn)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc
 
 from participant_sdk.client_asking import CLOSED, Answer, Ask
-from participant_sdk.client_stream import ENDED, TOO_LATE, StreamCalls, Told
+from participant_sdk.client_stream import ENDED, TOO_LATE, Stream, Told
 from participant_sdk.coordinator_messages import Failure, read_failure
 from participant_sdk.errors import printable
 from tricord.v1 import coordinator_pb2
@@ -20,25 +20,15 @@ IDLE_SECONDS: Final = 10.0
 """A stream that carries nothing for so long is ended."""
 
 
-class ThreadStream:
+class ThreadStream(Stream):
     """One stream, for threads: gRPC's thread writes, and one of its own reads."""
 
     def __init__(self, stub: Any) -> None:
-        self._calls = StreamCalls()
+        super().__init__()
         self._changed = threading.Condition()
         self._stream = stub.ExecuteStream(self._messages())
         self._reader = threading.Thread(target=self._read, name="tricord-execute-stream", daemon=True)
         self._reader.start()
-
-    @property
-    def over(self) -> bool:
-        """Whether it takes no more calls."""
-        return self._calls.over
-
-    @property
-    def unimplemented(self) -> bool:
-        """Whether the coordinator has no such stream."""
-        return self._calls.unimplemented
 
     def ask(self, ask: Ask) -> Answer:
         """The answer or a Failure; None: ask alone."""
@@ -103,26 +93,16 @@ class ThreadStream:
             self.end(failure)
 
 
-class TaskStream:
+class TaskStream(Stream):
     """As `ThreadStream`, for one event loop."""
 
     def __init__(self, stub: Any) -> None:
-        self._calls = StreamCalls()
+        super().__init__()
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._stream = stub.ExecuteStream()
         self._writer: asyncio.Task[None] | None = None
         self._reader = self._loop.create_task(self._read())
-
-    @property
-    def over(self) -> bool:
-        """As `ThreadStream.over`."""
-        return self._calls.over
-
-    @property
-    def unimplemented(self) -> bool:
-        """As `ThreadStream.unimplemented`."""
-        return self._calls.unimplemented
 
     async def ask(self, ask: Ask) -> Answer:
         """As `ThreadStream.ask`."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from participant_sdk import lost_actions, prepare
 from participant_sdk.actions import Actions
-from participant_sdk.batch import batch_of, clearing, dissolved, steps_of_batch
+from participant_sdk.batch import Batch, batch_of, clearing, dissolved, steps_of_batch
 from participant_sdk.call import IncomingCall, Outcome, Reply
 from participant_sdk.databases.database import wait_ms
 from participant_sdk.fence import Phase
@@ -37,6 +37,7 @@ logger = logging.getLogger("tricord.participant")
 
 R = TypeVar("R")
 
+_NOT_CLEARED = "what a batch may have left in the fence log could not be looked for: %s"
 _TOO_LATE = "its time was up before it could start"
 _FREE: Final = nullcontext()
 _WAITED = "another call was writing to the database all the time that this one could wait"
@@ -100,12 +101,12 @@ class SyncEngineFence:
         except Exception as error:
             answers = dissolved(batch, error, fence.database)
         else:
-            return Answers({call.key: _logged(call, reply) for call, reply in zip(batch.calls, replies, strict=True)})
+            return _answers(batch, replies)
         if (steps := clearing(batch, fence)) is not None:
             try:
                 self._run(batch.patient, steps, fence)
             except Exception as error:
-                logger.warning("what a batch may have left in the fence log could not be looked for: %s", told(error))
+                logger.warning(_NOT_CLEARED, told(error))
         return answers
 
     def _run(self, call: IncomingCall, steps: Generator[Step, Any, R], fence: Fence) -> R:
@@ -193,12 +194,12 @@ class AsyncEngineFence:
         except Exception as error:
             answers = dissolved(batch, error, fence.database)
         else:
-            return Answers({call.key: _logged(call, reply) for call, reply in zip(batch.calls, replies, strict=True)})
+            return _answers(batch, replies)
         if (steps := clearing(batch, fence)) is not None:
             try:
                 await self._run(batch.patient, steps, fence)
             except Exception as error:
-                logger.warning("what a batch may have left in the fence log could not be looked for: %s", told(error))
+                logger.warning(_NOT_CLEARED, told(error))
         return answers
 
     async def _run(self, call: IncomingCall, steps: Generator[Step, Any, R], fence: Fence) -> R:
@@ -224,6 +225,11 @@ class AsyncEngineFence:
             yield held
         finally:
             held.give()
+
+
+def _answers(batch: Batch, replies: Sequence[Reply]) -> Answers:
+    """Those to all members, in their order."""
+    return Answers({call.key: _logged(call, reply) for call, reply in zip(batch.calls, replies, strict=True)})
 
 
 def _logged(call: IncomingCall, reply: Reply, error: Exception | None = None) -> Reply:

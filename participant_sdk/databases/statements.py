@@ -196,7 +196,7 @@ def new_row(call: IncomingCall, status: Status) -> tuple[Any, ...]:
     )
 
 
-def new_rows(calls: Sequence[IncomingCall], status: Status, mark: int | None) -> list[Any]:
+def new_rows(calls: Sequence[IncomingCall], status: Status, mark: int) -> list[Any]:
     """The parameters of an insert of many rows, of which those of Trys are marked."""
     return [value for call in calls for value in (*new_row(call, status), mark if status is Status.TRIED else None)]
 

@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
-from coordinator.engine import Engine, Started
+from coordinator.engine import Engine
+from coordinator.journal import Started
 from coordinator.live import Live
 from coordinator.machine import due
 from coordinator.model import Call, State, Transaction

@@ -7,9 +7,20 @@ from pathlib import Path
 import pytest
 
 from tests.contract.participant.world import postgres_url, sqlite_url
+from tests.coordinators import CoordinatorProcess
 from tests.integration.guide_programs import Guide
+from tests.integration.participant_server import ParticipantServer
 from tests.integration.scene import Scene
 from tests.mariadb import asyncmy_url, pymysql_url
+
+
+@pytest.fixture
+def bank(coordinator: CoordinatorProcess) -> Iterator[ParticipantServer]:
+    """A participant that says yes to everything, registered with the module's coordinator while a test runs."""
+    with ParticipantServer() as participant:
+        coordinator.register("bank", participant.address)
+        yield participant
+        coordinator.withdraw("bank", participant.address)
 
 
 @pytest.fixture(params=("sqlite", "postgres", "mariadb"))

@@ -39,6 +39,22 @@ def done(call: pb.Call) -> pb.Reply:
     return pb.Reply(outcome=pb.OUTCOME_DONE)
 
 
+class Gate:
+    """An answer: `done`, but to the calls of one phase, or those with this payload alone, only when it is opened."""
+
+    def __init__(self, phase: int, data: bytes | None = None) -> None:
+        self.open = threading.Event()
+        self.reached = threading.Semaphore(0)
+        """Released by each call that comes to it."""
+        self._phase, self._data = phase, data
+
+    def __call__(self, call: pb.Call) -> pb.Reply:
+        if call.phase == self._phase and self._data in (None, call.payload.data):
+            self.reached.release()
+            assert self.open.wait(CALL_S)
+        return done(call)
+
+
 def fence_branch(status: Any, **more: Any) -> pb.FenceBranch:
     """A fence row of the scenes' usual action, as it was changed just now."""
     row = pb.FenceBranch(**{"action": "debit", "status": status, "finished": True, **more})

@@ -15,7 +15,7 @@ from tricord.v1 import operator_pb2
 from tricord.v1 import participant_pb2 as participant_pb
 
 from .conversation import Conversation, details, ids
-from .participant_server import ParticipantServer, done
+from .participant_server import Gate, ParticipantServer, done
 from .scene import finished, unknown
 
 CALLS_MAX = 8
@@ -40,30 +40,8 @@ def coordinator(store: Path) -> Iterator[CoordinatorProcess]:
 
 
 @pytest.fixture
-def bank(coordinator: CoordinatorProcess) -> Iterator[ParticipantServer]:
-    """A participant that says yes to everything, registered."""
-    with ParticipantServer() as participant:
-        coordinator.register("bank", participant.address)
-        yield participant
-        coordinator.withdraw("bank", participant.address)
-
-
-@pytest.fixture
 def talk(coordinator: CoordinatorProcess, bank: ParticipantServer) -> Conversation:
     return Conversation(coordinator.coordinator_service())
-
-
-class Gate:
-    """Answers ``done``, but the Try of what has this payload only when it is opened."""
-
-    def __init__(self, data: bytes = b"held") -> None:
-        self.data = data
-        self.open = threading.Event()
-
-    def __call__(self, call: participant_pb.Call) -> participant_pb.Reply:
-        if call.phase == participant_pb.PHASE_TRY and call.payload.data == self.data:
-            assert self.open.wait(CALL_S)
-        return done(call)
 
 
 def held(key: str = "") -> pb.ExecuteRequest:
@@ -79,7 +57,7 @@ def begun(coordinator: CoordinatorProcess) -> int:
 
 def test_each_is_answered_as_it_finishes(bank: ParticipantServer, talk: Conversation) -> None:
     assert not talk.messages[0].results  # it only says that there is such a stream
-    bank.answer = gate = Gate()
+    bank.answer = gate = Gate(participant_pb.PHASE_TRY, b"held")
     talk.send(held(), *[execute_request(branch(), branch(action="credit"), key=f"quick {n}") for n in range(3)])
     talk.send(execute_request(branch()), first=5)
     results = talk.results(4)
@@ -141,7 +119,7 @@ def test_it_answers_and_fails_as_execute(
 
 
 def test_a_call_id_that_is_taken_fails_alone(bank: ParticipantServer, talk: Conversation) -> None:
-    bank.answer = gate = Gate()
+    bank.answer = gate = Gate(participant_pb.PHASE_TRY, b"held")
     talk.send(held(), first=7)
     talk.send(execute_request(branch()), first=7)
     (result,) = talk.results(1).values()
@@ -167,7 +145,7 @@ def test_less_may_be_waited_for(bank: ParticipantServer, talk: Conversation, wai
 
 
 def test_when_patience_is_over_the_state_of_the_moment_is_told(bank: ParticipantServer, talk: Conversation) -> None:
-    bank.answer = gate = Gate()
+    bank.answer = gate = Gate(participant_pb.PHASE_TRY, b"held")
     talk.send(held("impatient"), patience_ms=300)
     tx = talk.results(1)[1].response.transaction
     assert states(tx) == ["TRYING", "PENDING"]
@@ -195,7 +173,7 @@ def test_patience_may_be_over_before_anything_is_stored(
 def test_a_full_stream_is_not_read(
     coordinator: CoordinatorProcess, bank: ParticipantServer, talk: Conversation
 ) -> None:
-    bank.answer = gate = Gate()
+    bank.answer = gate = Gate(participant_pb.PHASE_TRY, b"held")
     before = begun(coordinator)
     talk.send(*[held() for _ in range(3 * CALLS_MAX)])
     talk.send(execute_request(branch()), first=99)
@@ -236,7 +214,7 @@ def test_answers_that_nobody_reads_fill_a_stream_too(
 def test_a_caller_that_goes_away_cancels_nothing(
     coordinator: CoordinatorProcess, bank: ParticipantServer, talk: Conversation
 ) -> None:
-    bank.answer = gate = Gate()
+    bank.answer = gate = Gate(participant_pb.PHASE_TRY, b"held")
     talk.send(*[held(f"gone {n}") for n in range(CALLS_MAX)])
     bank.wait_for(CALLS_MAX, "TRY")
     talk.stream.cancel()

@@ -1,6 +1,5 @@
 """``ExecuteStream`` when a coordinator dies, stops, or is not the only one: by the published contract alone."""
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,23 +12,10 @@ from tricord.v1 import coordinator_pb2 as pb
 from tricord.v1 import coordinator_pb2_grpc
 
 from .conversation import Conversation, ids
-from .participant_server import done
-from .scene import CONFIRM, TRY, Call, Reply, Scene
+from .participant_server import Gate
+from .scene import CONFIRM, TRY, Scene
 
 CALLS = 60
-
-
-class Gate:
-    """Holds the calls of one phase up until it is opened."""
-
-    def __init__(self, phase: int) -> None:
-        self.phase = phase
-        self.open = threading.Event()
-
-    def __call__(self, call: Call) -> Reply:
-        if call.phase == self.phase:
-            assert self.open.wait(CALL_S)
-        return done(call)
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from coordinator import engine as engine_module
 from coordinator import flow
 from coordinator import journal as journal_module
 from coordinator.delivery import Delivery, OnReply
-from coordinator.engine import Engine, Started, Until
+from coordinator.engine import Engine, Until
 from coordinator.flow import Io
 from coordinator.ids import new_xid
-from coordinator.journal import Overloaded
+from coordinator.journal import Overloaded, Started
 from coordinator.live import Live, _to_blame
 from coordinator.machine import begin
 from coordinator.model import (

@@ -1,6 +1,5 @@
 """Interactive transactions over real gRPC: two coordinators on one database, and any of them serves any call."""
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,7 +13,7 @@ from tricord.v1 import coordinator_pb2 as pb
 from tricord.v1 import coordinator_pb2_grpc, types_pb2
 from tricord.v1 import participant_pb2 as participant_pb
 
-from .participant_server import ParticipantServer, done, refuse
+from .participant_server import Gate, ParticipantServer, done, refuse
 
 pytestmark = pytest.mark.database
 
@@ -183,25 +182,11 @@ def test_case_21_nothing_to_decide(stubs: tuple[Stub, Stub], bank: ParticipantSe
     assert (calls(bank, xid), calls(bank, empty)) == ([], [])
 
 
-class Gate:
-    """Trys wait until it is opened."""
-
-    def __init__(self) -> None:
-        self.reached = threading.Semaphore(0)
-        self.open = threading.Event()
-
-    def __call__(self, call: participant_pb.Call) -> participant_pb.Reply:
-        if call.phase == TRY:
-            self.reached.release()
-            assert self.open.wait(CALL_S)
-        return done(call)
-
-
 def test_what_was_not_seen_bars_the_confirm(stubs: tuple[Stub, Stub], bank: ParticipantServer) -> None:
     first, second = stubs
     xid = begin(first)
     try_(first, xid, "k1")
-    bank.answer = gate = Gate()
+    bank.answer = gate = Gate(TRY)
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(try_, second, xid, "k2")
         assert gate.reached.acquire(timeout=CALL_S)
@@ -264,7 +249,7 @@ def test_begin_is_idempotent(stubs: tuple[Stub, Stub], bank: ParticipantServer) 
 
 def test_what_belongs_to_other_transactions(stubs: tuple[Stub, Stub], bank: ParticipantServer) -> None:
     first, second = stubs
-    bank.answer = gate = Gate()
+    bank.answer = gate = Gate(TRY)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(first.Execute, execute_request(branch(), key="busy"), timeout=CALL_S)
         assert gate.reached.acquire(timeout=CALL_S)
@@ -312,7 +297,7 @@ def test_ordered_trys_wait_for_each_other(stubs: tuple[Stub, Stub], bank: Partic
 
 
 def test_accepted_is_answered_before_it_is_decided(stubs: tuple[Stub, Stub], bank: ParticipantServer) -> None:
-    bank.answer = gate = Gate()
+    bank.answer = gate = Gate(TRY)
     request = execute_request(branch(), wait=pb.WAIT_ACCEPTED)
     tx = stubs[0].Execute(request, timeout=CALL_S).transaction
     assert states(tx)[0] == "TRYING"

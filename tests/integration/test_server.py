@@ -1,6 +1,5 @@
 """The coordinator's services, over real gRPC: Execute, Get, List, registration, health and reflection."""
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +24,7 @@ from tricord.v1 import coordinator_pb2 as pb
 from tricord.v1 import operator_pb2, registry_pb2_grpc, types_pb2
 from tricord.v1 import participant_pb2 as participant_pb
 
-from .participant_server import ParticipantServer, done, refuse
+from .participant_server import Gate, ParticipantServer, done, refuse
 
 
 @pytest.fixture(scope="module")
@@ -34,28 +33,6 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
     store = tmp_path_factory.mktemp("server") / "tricord.db"
     with CoordinatorProcess(store=store, backoff_cap_ms=200, call_timeout_ms=2_000) as process:
         yield process
-
-
-@pytest.fixture
-def bank(coordinator: CoordinatorProcess) -> Iterator[ParticipantServer]:
-    """A participant that says yes to everything, registered."""
-    with ParticipantServer() as participant:
-        coordinator.register("bank", participant.address)
-        yield participant
-        coordinator.withdraw("bank", participant.address)
-
-
-class Gate:
-    """Answers ``done``, but those of one phase only when it is opened."""
-
-    def __init__(self, phase: "participant_pb.Phase.ValueType") -> None:
-        self.phase = phase
-        self.open = threading.Event()
-
-    def __call__(self, call: participant_pb.Call) -> participant_pb.Reply:
-        if call.phase == self.phase:
-            assert self.open.wait(CALL_S)
-        return done(call)
 
 
 def two(data: bytes = b"{}") -> tuple[pb.BranchRequest, pb.BranchRequest]:

@@ -12,6 +12,7 @@ from participant_sdk.client_stream import (
     MESSAGE_BYTES_MAX,
     MESSAGE_CALLS_MAX,
     TOO_LATE,
+    Stream,
     StreamCalls,
     Streams,
 )
@@ -129,11 +130,11 @@ def test_a_call_on_a_stream_that_ended_may_have_arrived(failure: Failure) -> Non
     assert failure.may_have_arrived
 
 
-class Opened:
-    """A stream as `Streams` sees it."""
+class Opened(Stream):
+    """A stream that a test ends."""
 
-    def __init__(self) -> None:
-        self.over = self.unimplemented = False
+    def end(self, code: grpc.StatusCode) -> None:
+        self._calls.end(Failure(code, "it has ended"))
 
 
 def test_a_lone_call_goes_alone_and_those_beside_another_by_one_stream() -> None:
@@ -157,11 +158,11 @@ def test_one_that_is_over_is_replaced_and_one_that_is_not_there_never() -> None:
     streams.enter(0, ask())
     first = streams.enter(0, ask())
     assert first is not None
-    first.over = True
+    first.end(grpc.StatusCode.UNAVAILABLE)
     second = streams.enter(0, ask())
     assert second not in (None, first)
     assert second is not None
-    second.over = second.unimplemented = True
+    second.end(grpc.StatusCode.UNIMPLEMENTED)
     for _ in range(3):
         assert streams.enter(0, ask()) is None
     assert streams.enter(1, ask()) is not None

@@ -7,7 +7,7 @@ import pytest
 
 from tests.contract.participant.records import Records
 from tests.contract.participant.vault import Vault, open_vault
-from tests.contract.participant.world import FLAVOURS, World, postgres_url, sqlite_url
+from tests.contract.participant.world import FLAVOURS, World, opened, postgres_url, sqlite_url
 from tests.mariadb import asyncmy_url, pymysql_url
 
 
@@ -32,12 +32,8 @@ def participant_url(flavour: str, request: pytest.FixtureRequest, tmp_path: Path
 @pytest.fixture
 async def world(flavour: str, participant_url: str) -> AsyncIterator[World]:
     """A participant that serves."""
-    world = World(flavour, participant_url)
-    try:
-        await world.start()
+    async with opened(World(flavour, participant_url)) as world:
         yield world
-    finally:
-        await world.close()
 
 
 @pytest.fixture

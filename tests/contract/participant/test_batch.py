@@ -18,6 +18,7 @@ from tests.contract.participant.world import (
     UNKNOWN,
     VIOLATION,
     new_xid,
+    opened,
     payload_of,
 )
 
@@ -28,12 +29,8 @@ WHAT = {TRY: "try", CONFIRM: "confirm", CANCEL: "cancel"}
 @pytest.fixture
 async def world(flavour: str, participant_url: str) -> AsyncIterator[Together]:
     """A participant that serves, and runs calls together."""
-    world = Together(flavour, participant_url)
-    try:
-        await world.start()
+    async with opened(Together(flavour, participant_url)) as world:
         yield world
-    finally:
-        await world.close()
 
 
 async def tried(world: Together, mode: str = "plain") -> str:

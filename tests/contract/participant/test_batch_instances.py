@@ -19,7 +19,18 @@ from participant_sdk.payload import encode
 from tests.contract.participant.test_batch import new_xids, sent, unfinished
 from tests.contract.participant.test_lost_connections import end_connections
 from tests.contract.participant.together import ACCOUNT, Together
-from tests.contract.participant.world import CANCEL, CONFIRM, DONE, REFUSED, TRY, UNKNOWN, VIOLATION, Debit, new_xid
+from tests.contract.participant.world import (
+    CANCEL,
+    CONFIRM,
+    DONE,
+    REFUSED,
+    TRY,
+    UNKNOWN,
+    VIOLATION,
+    Debit,
+    new_xid,
+    opened,
+)
 from tricord.v1 import participant_pb2, participant_pb2_grpc
 
 ROUNDS = 25
@@ -52,10 +63,7 @@ async def run(world: Together, calls: Sequence[IncomingCall]) -> Answers:
 @where_rows_are_locked
 async def test_batches_of_two_instances_never_deadlock(flavour: str, participant_url: str) -> None:
     """Rule F1. The same branches at both, in opposite orders, with a hot row that every Try wants."""
-    one, other = Together(flavour, participant_url), Together(flavour, participant_url)
-    try:
-        await one.start()
-        await other.start()
+    async with opened(Together(flavour, participant_url)) as one, opened(Together(flavour, participant_url)) as other:
         for turn in range(ROUNDS):
             xids = new_xids(6)
             for phases in ((Phase.TRY, Phase.TRY), (Phase.CONFIRM, Phase.CONFIRM) if turn % 2 else (Phase.CANCEL,) * 2):
@@ -67,17 +75,11 @@ async def test_batches_of_two_instances_never_deadlock(flavour: str, participant
             assert [len(one.effects(xid)) for xid in xids] == [2] * 6
         assert one.query("SELECT n FROM counters WHERE name = 'hot'") == [(ROUNDS * 6,)]
         assert unfinished(one) == []
-    finally:
-        await one.close()
-        await other.close()
 
 
 @where_rows_are_locked
 async def test_a_batch_of_trys_and_one_of_their_cancels_never_deadlock(flavour: str, participant_url: str) -> None:
-    one, other = Together(flavour, participant_url), Together(flavour, participant_url)
-    try:
-        await one.start()
-        await other.start()
+    async with opened(Together(flavour, participant_url)) as one, opened(Together(flavour, participant_url)) as other:
         for turn in range(ROUNDS):
             xids = new_xids(6)
             trying = run(one, [incoming(Phase.TRY, xid) for xid in xids])
@@ -89,9 +91,6 @@ async def test_a_batch_of_trys_and_one_of_their_cancels_never_deadlock(flavour: 
             for xid in xids:
                 assert sorted(one.effects(xid)) in ([], [f"cancel {xid}#1", "try"])
                 assert one.status(xid) in (3, 4)
-    finally:
-        await one.close()
-        await other.close()
 
 
 @pytest.mark.parametrize("phase", [TRY, CONFIRM])
@@ -170,9 +169,7 @@ async def test_a_connection_that_is_lost_in_the_middle_ends_in_one_effect_each(
     flavour: str, participant_url: str
 ) -> None:
     """They run one by one."""
-    world = Together(flavour, participant_url)
-    try:
-        await world.start()
+    async with opened(Together(flavour, participant_url)) as world:
         modes = ["plain", "plain", "slow", "plain"]
         xids = new_xids(4)
         gate = world.gate(xids[2])
@@ -185,16 +182,12 @@ async def test_a_connection_that_is_lost_in_the_middle_ends_in_one_effect_each(
         assert [world.effects(xid) for xid in xids] == [["try"]] * 4
         assert world.batches(*xids) == [3, 1, 1, 1, 1]
         assert unfinished(world) == []
-    finally:
-        await world.close()
 
 
 @pytest.mark.parametrize("flavour", ["postgres-sync", "sqlite-async", "mariadb-async"], indirect=True)
 async def test_one_whose_time_is_up_before_its_turn_drops_out(flavour: str, participant_url: str) -> None:
     """The one before it takes too long; what that one has done stands, however late it is."""
-    world = Together(flavour, participant_url)
-    try:
-        await world.start()
+    async with opened(Together(flavour, participant_url)) as world:
         xids = new_xids(3)
         calls = sent(world, TRY, xids, "slow", "plain", "plain")
         gate = world.gate(xids[0])
@@ -214,8 +207,6 @@ async def test_one_whose_time_is_up_before_its_turn_drops_out(flavour: str, part
         assert world.status(xids[1]) is None
         assert world.batches(*xids) == [2]
         assert unfinished(world) == []
-    finally:
-        await world.close()
 
 
 class Unprepared(Together):
@@ -249,19 +240,11 @@ async def every_end(world: Together, log: str) -> None:
 
 @pytest.mark.parametrize("flavour", ["postgres-sync", "postgres-async"], indirect=True)
 async def test_batches_where_the_driver_may_prepare_nothing(flavour: str, participant_url: str) -> None:
-    world = Unprepared(flavour, participant_url)
-    try:
-        await world.start()
+    async with opened(Unprepared(flavour, participant_url)) as world:
         await every_end(world, "tcc_fence_log")
-    finally:
-        await world.close()
 
 
 @pytest.mark.parametrize("flavour", ["sqlite-sync", "postgres-async", "mariadb-sync"], indirect=True)
 async def test_batches_in_tables_of_other_names(flavour: str, participant_url: str) -> None:
-    world = Together(flavour, participant_url, tables=FenceTables("order", "from"))
-    try:
-        await world.start()
+    async with opened(Together(flavour, participant_url, tables=FenceTables("order", "from"))) as world:
         await every_end(world, "`order`" if "mariadb" in flavour else '"order"')
-    finally:
-        await world.close()

@@ -18,7 +18,6 @@ from sqlalchemy import Connection, event, text
 
 from participant_sdk import Call, Participant
 from participant_sdk.context import current_xid
-from tests.contract.participant.test_external import opened
 from tests.contract.participant.test_external_process import running
 from tests.contract.participant.till import Provider, Till, fail, write
 from tests.contract.participant.world import (
@@ -35,6 +34,7 @@ from tests.contract.participant.world import (
     do_phase2,
     do_try,
     new_xid,
+    opened,
     sqlite_url,
 )
 

@@ -31,6 +31,7 @@ from tests.contract.participant.world import (
     WAIT_SECONDS,
     Gate,
     new_xid,
+    opened,
 )
 from tests.servers import eventually
 
@@ -65,15 +66,6 @@ async def other(flavour: str, participant_url: str, provider: Provider, till: Ti
     """A second instance on the same database."""
     async with opened(Till(flavour, participant_url, provider)) as other:
         yield other
-
-
-@asynccontextmanager
-async def opened(till: Till) -> AsyncIterator[Till]:
-    try:
-        await till.start()
-        yield till
-    finally:
-        await till.close()
 
 
 @dataclass

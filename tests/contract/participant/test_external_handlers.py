@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 
 from participant_sdk import Call, Participant, Refused
 from participant_sdk.context import current_branch_id, current_xid
-from tests.contract.participant.test_external import opened
 from tests.contract.participant.till import Inside, Outside, Provider, Till, key_of, wait, write
 from tests.contract.participant.world import (
     CANCEL,
@@ -26,6 +25,7 @@ from tests.contract.participant.world import (
     Held,
     effect,
     new_xid,
+    opened,
 )
 
 servers_only = pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, text
 
-from tests.contract.participant.world import CANCEL, CONFIRM, DONE, REFUSED, TRY, UNKNOWN, World, new_xid
+from tests.contract.participant.world import CANCEL, CONFIRM, DONE, REFUSED, TRY, UNKNOWN, World, new_xid, opened
 
 FLAVOURS = ["postgres-sync", "postgres-async"]
 
@@ -20,12 +20,8 @@ async def world(request: pytest.FixtureRequest, flavour: str, participant_url: s
         def make_engine(self, **more: Any) -> Any:
             return super().make_engine(**options, **more)
 
-    world = OwnWorld(flavour, participant_url)
-    try:
-        await world.start()
+    async with opened(OwnWorld(flavour, participant_url)) as world:
         yield world
-    finally:
-        await world.close()
 
 
 async def every_phase(world: World) -> None:

@@ -9,9 +9,10 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from sqlalchemy import Connection, Engine, create_engine, text
@@ -382,3 +383,16 @@ def new_xid() -> str:
 def payload_of(**fields: Any) -> Any:
     """A payload with fields that need not fit."""
     return encode({**asdict(Debit()), **fields})
+
+
+W = TypeVar("W", bound=World)
+
+
+@asynccontextmanager
+async def opened(world: W) -> AsyncIterator[W]:
+    """A world that serves."""
+    try:
+        await world.start()
+        yield world
+    finally:
+        await world.close()

@@ -13,7 +13,7 @@ LOCK_VENV := .venv-lock
 LOCK_STAMP := $(LOCK_VENV)/.installed
 
 # Extras that the development environment holds; `codegen` has one of its own (`make protos`).
-EXTRAS := coordinator postgres mysql asyncio uvloop dev
+EXTRAS := coordinator postgres mysql asyncio idempotency redis uvloop dev
 UV_VERSION := 0.13.9
 
 # The first Python that is new enough and has venv and pip. Choose another one with `make PYTHON=...`.
@@ -40,14 +40,17 @@ help: ## Show this list
 MARIADB := mariadb-server-core mariadb-client-core
 # `make model` writes a program with spin and compiles it.
 SPIN := spin gcc libc6-dev
+# Without the service of redis-server, whose program this package holds: redis-check-rdb, called by the server's name.
+REDIS := redis-tools
 # Shells in which completion is tested.
 SHELLS := zsh fish
-servers: ## Install through apt-get what tests need and pip has not: MariaDB, spin, shells (skipped when they are there)
+servers: ## Install through apt-get what tests need and pip has not: MariaDB, Redis, spin, shells (skipped when they are there)
 	@PATH="$$PATH:$(SBIN)"; packages=; \
 	if ! { command -v mariadbd && command -v mariadb-install-db && command -v my_print_defaults; } >/dev/null; then \
 		packages="$(MARIADB)"; \
 	fi; \
 	if ! { command -v spin && command -v gcc; } >/dev/null; then packages="$$packages $(SPIN)"; fi; \
+	command -v redis-check-rdb >/dev/null || packages="$$packages $(REDIS)"; \
 	for shell in $(SHELLS); do command -v $$shell >/dev/null || packages="$$packages $$shell"; done; \
 	if [ -z "$$packages" ]; then exit 0; fi; \
 	if ! command -v apt-get >/dev/null; then \

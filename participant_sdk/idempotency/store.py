@@ -1,0 +1,131 @@
+"""What the idempotency-key store asks of a database. Each method is a script: a generator of steps on a connection.
+
+As the fence's `Database` (participant_sdk.databases), it is written once for Engine and AsyncEngine. A script decides
+nothing: `machine.verdict` does. All writes compare and swap on the fence number, all times are the database's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from participant_sdk.databases.database import Script
+from participant_sdk.idempotency.record import Answer, Fingerprint, Record, State
+
+if TYPE_CHECKING:
+    from participant_sdk.idempotency.tables import IdempotencyTables
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A run that wants to begin, as it is to be stored."""
+
+    key_hash: bytes
+    tenant: str
+    operation: str
+    key_hint: str
+    fingerprint: Fingerprint
+    owner: str
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The record of a run in progress: only whoever still has this fence may change it."""
+
+    key_hash: bytes
+    fence: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run has ended, as it is to be stored. `ttl_ms` counts from now; None for UNKNOWN."""
+
+    state: State
+    answer: Answer | None
+    ttl_ms: int | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """What an atomic run has met. `free`: nobody else runs this key, nor can until the local transaction ends."""
+
+    free: bool
+    record: Record | None
+
+
+class Store(ABC):
+    """A database with the table of records in it."""
+
+    def __init__(self, tables: IdempotencyTables) -> None:
+        self.tables = tables
+
+    # Leased and phased: each of these is a local transaction of its own, with its COMMIT.
+
+    @abstractmethod
+    def claim(self, claim: Claim) -> Script[Held | Record]:
+        """Make the record, PROCESSING; or the record that is there already. Waits for no other claim's work."""
+
+    @abstractmethod
+    def take_over(self, claim: Claim, met: Record) -> Script[Held | None]:
+        """PROCESSING with the next fence and attempt, if fence and state are still those of `met`; else None.
+
+        For a record that has expired, attempts count from 1 again, and what its phases left is gone.
+        """
+
+    @abstractmethod
+    def renew(self, held: Sequence[tuple[Held, int]]) -> Script[frozenset[bytes]]:
+        """Move the leases' ends to that many ms from now; the key hashes of those that are still theirs.
+
+        One statement for all runs of a process; a lease that has ended, and that nobody has taken, is renewed too.
+        """
+
+    @abstractmethod
+    def settle(self, held: Held, outcome: Outcome) -> Script[bool]:
+        """End a run whose work has left nothing (failed, or UNKNOWN), if the fence is still its; whether it was.
+
+        Also for the operator's word on an UNKNOWN record.
+        """
+
+    @abstractmethod
+    def give_up(self, met: Record, reason: str) -> Script[bool]:
+        """UNKNOWN, if fence and state are still those of `met` and its lease has ended; whether they were."""
+
+    @abstractmethod
+    def read(self, key_hash: bytes) -> Script[Record | None]:
+        """The record, in one statement; leaves no local transaction open."""
+
+    @abstractmethod
+    def await_end(self, held: Record) -> Script[None]:
+        """Note that somebody waits for the end of this run, so that it is told (see `end`)."""
+
+    # In the local transaction of the work, which somebody else commits.
+
+    @abstractmethod
+    def complete(self, held: Held, outcome: Outcome) -> Script[bool]:
+        """End a leased run together with its work; whether anybody waits for it.
+
+        Raises LeaseLost if the fence is not its any more: the work must then roll back.
+        """
+
+    @abstractmethod
+    def reach(self, held: Held, point: str, phase_data: bytes) -> Script[None]:
+        """Store a recovery point together with a phase's work. Raises LeaseLost as `complete`."""
+
+    @abstractmethod
+    def meet(self, key_hash: bytes, wait_ms: int) -> Script[Met]:
+        """For an atomic run, first thing in its local transaction: bar this key to others, and read its record.
+
+        Does not wait for another run of the key: then `free` is False.
+        """
+
+    @abstractmethod
+    def write(self, claim: Claim, met: Record | None, outcome: Outcome) -> Script[None]:
+        """For an atomic run, last thing in its local transaction: its record, in place of `met` if there was one.
+
+        Raises LeaseLost if another has written one meanwhile.
+        """

@@ -76,13 +76,30 @@ class Coordinator:
         self._told = told
         self._worker = worker
 
+    def _on_signals(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+        """The first one stops, the second ends at once: whatever is left is as after a crash.
+
+        A worker ends in order however many it gets: a terminal's Ctrl-C reaches it as well as its parent, which then
+        sends its own.
+        """
+        numbers = (signal.SIGTERM, signal.SIGINT)
+
+        def on_signal() -> None:
+            stop.set()
+            if not self._worker:
+                for number in numbers:
+                    loop.remove_signal_handler(number)
+                    signal.signal(number, signal.SIG_DFL)
+
+        for number in numbers:
+            loop.add_signal_handler(number, on_signal)
+
     async def run(self) -> None:
         """Start, serve until a signal, drain, stop."""
         settings = self._settings
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        self._on_signals(loop, stop)
         try:
             store = Store(backend_for(settings.store, settings.lease_ms))
             opening = loop.create_task(store.open())

@@ -97,6 +97,11 @@ class CoordinatorProcess:
         """By SIGKILL, as a power cut would."""
         return self._end(signal.SIGKILL)
 
+    def interrupt(self) -> None:
+        """SIGINT, as Ctrl-C sends it, and nothing is waited for."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+
     @contextmanager
     def hung(self) -> Iterator[None]:
         """In the block its process is stopped by SIGSTOP: connections stay, and nothing is answered."""

@@ -13,7 +13,7 @@ from .exits import ERROR, UNAVAILABLE, USAGE, fail
 @click.command()
 @settings_flags
 def serve(config_path: str | None, **flags: Any) -> None:
-    """Run a coordinator until SIGTERM or SIGINT.
+    """Run a coordinator until SIGTERM or SIGINT; then it drains. A second signal ends it at once.
 
     Each flag has an environment variable: --lease-ms is TRICORD_LEASE_MS, and so on. Flags come before the
     environment, the environment before the file, the file before the defaults.

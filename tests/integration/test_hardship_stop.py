@@ -120,6 +120,22 @@ def test_sigterm_ends_it_whatever_postgresql_does(
             ends_in_order(coordinator)
 
 
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    """Whoever presses Ctrl-C again does not want to wait for the drain. What is open is as after a crash."""
+    mute = ParticipantServer(lambda call: None)
+    with mute, CoordinatorProcess(store=tmp_path / "tricord.db", drain_ms=600_000) as coordinator:
+        coordinator.register("mute", mute.address)
+        waiting = Waiting(coordinator)
+        waiting.execute(branch("mute"))
+        mute.wait_for(1)
+        coordinator.interrupt()
+        while not coordinator.log("coordinator.draining"):
+            time.sleep(0.01)
+        coordinator.interrupt()
+        assert coordinator.stop() in (-signal.SIGINT, -signal.SIGTERM)
+        assert "Traceback" not in coordinator.text_log()
+
+
 @pytest.mark.database
 def test_sigterm_once_the_loss_has_been_noticed(own_server: PostgresServer) -> None:
     """The flush is between two attempts then, rather than in one."""

@@ -149,7 +149,7 @@ crashes: $(STAMP) ## Kill a real coordinator at every point of a transaction, on
 planted: $(STAMP) ## Plant bugs of the field, each alone; simulator and suites must notice (ARGS="TEXT" for some)
 	$(BIN)/python -m tests.planted $(ARGS)
 
-mutants: $(STAMP) ## Put each small fault into machine.py and fence.py: a test must fail (ARGS="--only TEXT" for a part)
+mutants: $(STAMP) ## Put each small fault into the pure rules (machine.py, fence.py): a test must fail (ARGS="--only TEXT" for a part)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 lock: $(LOCK_STAMP) ## Write requirements.lock anew from pyproject.toml (ARGS=--upgrade for newer versions)

@@ -55,18 +55,19 @@ class Rules:
     """What an operation says about repeats."""
 
     operation: str
-    take_over: TakeOver = TakeOver.AUTO
-    reentrant: Callable[[Record], bool] | None = None
-    attempts_max: int = 10
+    take_over: TakeOver
+    reentrant: Callable[[Record], bool] | None
+    attempts_max: int
     """Runs that may end without an outcome before the record becomes UNKNOWN."""
 
 
+_KNOWN: Final = frozenset({State.SUCCEEDED, State.FAILED_FINAL, State.FAILED_RETRYABLE, State.TOMBSTONE})
+
 TRANSITIONS: Final[dict[State | None, frozenset[State]]] = {
-    None: frozenset(State) - {State.UNKNOWN},
+    None: frozenset({State.PROCESSING, *_KNOWN}),
     State.PROCESSING: frozenset(State),  # PROCESSING again: it was taken over
-    State.FAILED_RETRYABLE: frozenset({State.PROCESSING, State.SUCCEEDED, State.FAILED_FINAL, State.FAILED_RETRYABLE})
-    | {State.TOMBSTONE},
-    State.UNKNOWN: frozenset({State.SUCCEEDED, State.FAILED_FINAL, State.FAILED_RETRYABLE, State.TOMBSTONE}),
+    State.FAILED_RETRYABLE: frozenset({State.PROCESSING, *_KNOWN}),
+    State.UNKNOWN: _KNOWN,
     State.SUCCEEDED: frozenset(),
     State.FAILED_FINAL: frozenset(),
     State.TOMBSTONE: frozenset(),
@@ -102,9 +103,8 @@ def verdict(record: Record | None, matches: Callable[[Fingerprint], bool | None]
 
 def _expired(record: Record) -> bool:
     """What is processed or UNKNOWN has no time at which it expires."""
-    if record.state in (State.PROCESSING, State.UNKNOWN) or record.expires_left_ms is None:
-        return False
-    return record.expires_left_ms <= 0
+    left_ms = None if record.state in (State.PROCESSING, State.UNKNOWN) else record.expires_left_ms
+    return left_ms is not None and left_ms <= 0
 
 
 def _over(record: Record, rules: Rules) -> Verdict:

@@ -37,6 +37,7 @@ KILLERS: Final[dict[str, tuple[str, ...]]] = {
         "tests/stories",
     ),
     "participant_sdk.fence": ("tests/unit/test_fence_table.py",),
+    "participant_sdk.idempotency.machine": ("tests/unit/idempotency/test_machine.py",),
 }
 """The tests of each module, the likeliest first."""
 QUIET: Final = (

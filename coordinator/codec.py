@@ -88,7 +88,8 @@ def _row(
     tx: Transaction, highest: int, created_ms: int = 0, key: bytes = b"", body: bytes = b"", participants: str = ""
 ) -> Row:
     row_format = format_of(tx, highest)
-    progress: tuple[object, ...] = (tx.decided_ms, tx.cancel_reason, tx.steps)
+    steps = [_short(step) for step in tx.steps]
+    progress: tuple[object, ...] = (tx.decided_ms, tx.cancel_reason, steps)
     if row_format > 1:
         progress = (*progress, tx.sealed, tx.renewed_ms, tx.spec.branches[tx.begun :], tx.joined, tx.seen)
         if tx.joined:
@@ -110,6 +111,13 @@ def _row(
         tx.updated_ms,
         _encode(progress),
     )
+
+
+def _short(step: Step) -> tuple[object, ...]:
+    """Without its last fields where they are empty, as nearly always: they are as much as the rest."""
+    if step.refusal is not None:
+        return step
+    return step[:5] if step.result is None else step[:6]
 
 
 def transaction(row: Row) -> Transaction:

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import signal
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -25,6 +26,9 @@ from .store.rows import StoreError, StoreUnreachable
 from .store.store import Store, backend_for
 
 _log = structlog.get_logger(__name__)
+
+SWITCH_S = 0.001
+"""For so long the loop goes on when the thread of a flush wants to: it needs a few turns a flush, microseconds each."""
 
 
 STOP_S = 1.0
@@ -144,6 +148,7 @@ class Coordinator:
             gc.collect()
             gc.freeze()
             gc.set_threshold(20_000, 20, 50)
+            sys.setswitchinterval(SWITCH_S)
             address = f"{settings.listen.rpartition(':')[0]}:{port}"
             _log.info("coordinator.ready", listen=address, store=masked_url(settings.store), store_id=store.store_id)
             self._told.ready(address)

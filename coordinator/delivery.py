@@ -16,7 +16,6 @@ from typing import NamedTuple
 from .delivery_breaker import OPEN_MS_MAX, OPEN_MS_MIN, BreakerState
 from .delivery_link import Link
 from .delivery_link import OnReply as OnReply
-from .delivery_messages import call_message
 from .model import BranchSpec, Call, Outcome, Phase, Reply, Spec
 from .participants import Participants
 from .store.registry import KnownParticipant
@@ -102,7 +101,7 @@ class Delivery:
         if link is None:
             self._refuse(route, branch, call, on_reply)
         else:
-            link.send(call_message(xid, spec, call), call, on_reply, route.fence_id)
+            link.send(xid, spec, call, on_reply, route.fence_id)
 
     def put_off(self) -> PutOff | None:
         """Whose decided transactions had better be put off unread: those of participants that cannot be reached."""

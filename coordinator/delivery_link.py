@@ -24,8 +24,8 @@ from tricord.v1 import participant_pb2_grpc as pb_grpc
 
 from .delivery_breaker import OPEN_MS_MAX, SILENT_MAX, Breaker
 from .delivery_deadlines import Deadlines
-from .delivery_messages import call_bytes, reply_of
-from .model import Call, Outcome, Phase, Reply
+from .delivery_messages import call_bytes, reply_of, write_call
+from .model import Call, Outcome, Phase, Reply, Spec
 from .wire import MESSAGE_BYTES_MAX
 
 _log = structlog.get_logger(__name__)
@@ -59,35 +59,21 @@ CHANNEL_OPTIONS = (
 
 OnReply = Callable[[Reply], None]
 
-_GONE = pb.Call()
-
 
 class _Pending:
     """A call that waits for its reply."""
 
-    __slots__ = (
-        "aboard",
-        "branch",
-        "call_id",
-        "deadline_s",
-        "fence_id",
-        "message",
-        "on_reply",
-        "phase",
-        "sent",
-        "size",
-        "timeout_ms",
-    )
+    __slots__ = ("aboard", "call", "call_id", "deadline_s", "fence_id", "on_reply", "sent", "size", "spec", "xid")
 
     def __init__(
-        self, message: pb.Call, call_id: int, call: Call, deadline_s: float, on_reply: OnReply, fence_id: str
+        self, xid: str, spec: Spec, call: Call, call_id: int, deadline_s: float, on_reply: OnReply, fence_id: str
     ) -> None:
-        self.message = message
+        self.xid = xid
+        self.spec: Spec | None = spec
+        """None when it has ended: it may stand in a queue that nobody empties."""
+        self.call = call
         self.call_id = call_id
-        self.size = call_bytes(message)
-        self.branch = call.branch
-        self.phase = call.phase
-        self.timeout_ms = call.timeout_ms
+        self.size = call_bytes(spec, call.branch)
         self.deadline_s = deadline_s
         self.on_reply = on_reply
         self.fence_id = fence_id
@@ -97,7 +83,13 @@ class _Pending:
     @property
     def suspect_key(self) -> tuple[str, int, int]:
         """What names it among the suspects, also when it is sent again."""
-        return self.message.xid, self.message.branch_id, int(self.phase)
+        return self.xid, self.call.branch, int(self.call.phase)
+
+    def write(self, message: pb.Call) -> None:
+        """Fill an empty message with the call."""
+        assert self.spec is not None
+        write_call(message, self.xid, self.spec, self.call)
+        message.call_id = self.call_id
 
 
 def could_not_connect(error: grpc.aio.AioRpcError) -> bool:
@@ -150,12 +142,11 @@ class Link:
             return f"{len(self._pending)} calls with {self._bytes} bytes are on their way to {self.address}"
         return f"not sent to {self.address}, which failed again and again: {breaker.last_error}"
 
-    def send(self, message: pb.Call, call: Call, on_reply: OnReply, fence_id: str = "") -> None:
+    def send(self, xid: str, spec: Spec, call: Call, on_reply: OnReply, fence_id: str = "") -> None:
         """Start one call; it ends in exactly one reply, which counts only if it comes from that fence database."""
-        self._next_id += 1
-        call_id = message.call_id = self._next_id
+        self._next_id = call_id = self._next_id + 1
         now_s = self._loop.time()
-        pending = _Pending(message, call_id, call, now_s + call.timeout_ms / 1000, on_reply, fence_id)
+        pending = _Pending(xid, spec, call, call_id, now_s + call.timeout_ms / 1000, on_reply, fence_id)
         self._pending[call_id] = pending
         self._bytes += pending.size
         self._deadlines.add(call_id, pending.deadline_s)
@@ -241,28 +232,30 @@ class Link:
         """Write batches until the stream breaks."""
         while not reader.done():
             batch = self._take_batch()
-            if batch:
-                await stream.write(pb.ExchangeRequest(calls=batch))
+            if batch.calls:
+                await stream.write(batch)
                 continue
             self._wake.clear()
             await self._wake.wait()
 
-    def _take_batch(self) -> list[pb.Call]:
+    def _take_batch(self) -> pb.ExchangeRequest:
         """The next calls, phase 2 first; those whose time is up are not sent any more."""
-        batch: list[pb.Call] = []
-        size = 0
+        batch = pb.ExchangeRequest()
+        calls = batch.calls
+        count = size = 0
         for queue in (self._phase2, self._tries):
-            while queue and len(batch) < BATCH_CALLS_MAX:
+            while queue and count < BATCH_CALLS_MAX:
                 pending = queue[0]
                 if pending.call_id not in self._pending:
                     queue.popleft()  # withdrawn
                     continue
                 size += pending.size
-                if batch and size > BATCH_BYTES_MAX:
+                if count and size > BATCH_BYTES_MAX:
                     return batch
                 queue.popleft()
                 pending.sent = pending.aboard = True
-                batch.append(pending.message)
+                pending.write(calls.add())
+                count += 1
         return batch
 
     async def _read(self, stream: Any) -> None:
@@ -337,14 +330,15 @@ class Link:
             return  # its deadline answers
         pending.sent = True
         pending.aboard = False
-        message = pending.message
-        suspect_key = pending.suspect_key
+        message = pb.Call()
+        pending.write(message)
+        phase, suspect_key = pending.call.phase, pending.suspect_key
         try:
-            if pending.phase is Phase.TRY:
+            if phase is Phase.TRY:
                 reply = (await self._stub.Try(pb.TryRequest(call=message), timeout=left_s)).reply
-            elif pending.phase is Phase.CONFIRM:
+            elif phase is Phase.CONFIRM:
                 reply = (await self._stub.Confirm(pb.ConfirmRequest(call=message), timeout=left_s)).reply
-            elif pending.phase is Phase.CANCEL:
+            elif phase is Phase.CANCEL:
                 reply = (await self._stub.Cancel(pb.CancelRequest(call=message), timeout=left_s)).reply
             else:
                 reply = (await self._stub.Settle(pb.SettleRequest(call=message), timeout=left_s)).reply
@@ -370,17 +364,18 @@ class Link:
         if pending is not None:  # else too late: its time-out has answered
             self._bytes -= pending.size
             self._deadlines.remove(call_id)
-            pending.on_reply(reply_of(pending.branch, pending.phase, reply, pending.fence_id))
+            call = pending.call
+            pending.on_reply(reply_of(call.branch, call.phase, reply, pending.fence_id))
 
     def _time_out(self, call_id: int) -> None:
         pending = self._pending.get(call_id)
         if pending is None:
             return
         if pending.sent:
-            why = f"no answer from {self.address} within {pending.timeout_ms} ms"
+            why = f"no answer from {self.address} within {pending.call.timeout_ms} ms"
         else:
-            why = f"could not be sent to {self.address} within {pending.timeout_ms} ms"
-        opened = self.breaker.timed_out(pending.timeout_ms, why)
+            why = f"could not be sent to {self.address} within {pending.call.timeout_ms} ms"
+        opened = self.breaker.timed_out(pending.call.timeout_ms, why)
         is_probe = self.breaker.probe == call_id
         self._fail([pending], why)
         if (opened or is_probe) and self._stream is not None:
@@ -403,11 +398,11 @@ class Link:
             call_id = pending.call_id
             if self._pending.pop(call_id, None) is not None:
                 self._bytes -= pending.size
-                pending.message = _GONE  # it may stand in a queue that nobody empties
+                pending.spec = None
                 self._deadlines.remove(call_id)
                 if call_id == self.breaker.probe:
                     self.breaker.probe_failed()
-                pending.on_reply(Reply(pending.branch, pending.phase, Outcome.UNKNOWN, error=why))
+                pending.on_reply(Reply(pending.call.branch, pending.call.phase, Outcome.UNKNOWN, error=why))
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = self._loop.create_task(work)

@@ -12,6 +12,9 @@ from .wire import CONTENT_TYPE_CHARS_MAX, FENCE_ID_CHARS_MAX, RESULT_BYTES_MAX, 
 _CALL_BYTES = 200
 """Of a call without its payload and metadata, about."""
 
+_PLAIN_MAX = 10_000
+_PLAIN: dict[tuple[int, Phase, str, str], Reply] = {}
+
 _OUTCOMES = {
     pb.OUTCOME_DONE: Outcome.DONE,
     pb.OUTCOME_REFUSED: Outcome.REFUSED,
@@ -21,33 +24,50 @@ _OUTCOMES = {
 
 def call_message(xid: str, spec: Spec, call: Call) -> pb.Call:
     """A call on its way; its call_id is its link's to set."""
+    message = pb.Call()
+    write_call(message, xid, spec, call)
+    return message
+
+
+def write_call(message: pb.Call, xid: str, spec: Spec, call: Call) -> None:
+    """Fill an empty message in place: to put one message into another, protobuf copies it."""
     branch = spec.branches[call.branch]
-    message = pb.Call(
-        phase=call.phase,  # type: ignore[arg-type]  # the same numbers; a test compares them
-        xid=xid,
-        branch_id=call.branch + 1,
-        participant=branch.participant,
-        action=branch.action,
-        attempt=call.attempt,
-    )
-    # In place: a message that is given to a constructor is made, copied and thrown away.
+    message.phase = call.phase  # type: ignore[assignment]  # the same numbers; a test compares them
+    message.xid = xid
+    message.branch_id = call.branch + 1
+    message.participant = branch.participant
+    message.action = branch.action
+    message.attempt = call.attempt
     write_payload(message.payload, branch.payload)
     write_ms(message.timeout, call.timeout_ms)
     if spec.metadata:
         message.metadata.update(spec.metadata)
-    return message
 
 
-def call_bytes(message: pb.Call) -> int:
-    """How large a call is, about."""
-    size = len(message.payload.data) + _CALL_BYTES
-    if message.metadata:
-        size += sum(len(key) + len(value.encode()) + 8 for key, value in message.metadata.items())
+def call_bytes(spec: Spec, branch: int) -> int:
+    """How large a call of a branch, by its index, is, about."""
+    size = len(spec.branches[branch].payload.data) + _CALL_BYTES
+    if spec.metadata:
+        size += sum(len(key) + len(value.encode()) + 8 for key, value in spec.metadata)
     return size
 
 
 def reply_of(branch: int, phase: Phase, reply: pb.Reply, registered: str) -> Reply:
     """What a reply says of the call that it answers; ``registered``: the fence database that must answer, if known."""
+    # Done, and no more: the same few for nearly all calls, so they are made once.
+    plain = reply.outcome == pb.OUTCOME_DONE and not (reply.HasField("result") or reply.tried_branch_ids or reply.error)
+    which = branch, phase, reply.fence_id, registered
+    said = _PLAIN.get(which) if plain else None
+    if said is None:
+        said = _read(branch, phase, reply, registered)
+        if plain and said.outcome is Outcome.DONE:
+            if len(_PLAIN) > _PLAIN_MAX:
+                _PLAIN.clear()
+            _PLAIN[which] = said
+    return said
+
+
+def _read(branch: int, phase: Phase, reply: pb.Reply, registered: str) -> Reply:
     outcome = _OUTCOMES.get(reply.outcome, Outcome.UNKNOWN)
     excess = _excess(reply)
     fence_id, error = reply.fence_id, reply.error

@@ -8,16 +8,18 @@ another coordinator dropped. There is no other timer: one that lives in memory w
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from enum import Enum
 
 import structlog
 
 from .codec import UnreadableRow, transaction
 from .delivery import Delivery
+from .delivery_deadlines import Deadlines
 from .flow import drive
-from .ids import new_xid
+from .ids import Ids
 from .journal import Journal, Overloaded, Started
 from .live import Live, wake
 from .machine import begin
@@ -118,6 +120,9 @@ class Engine:
         self.policy = policy
         self.journal = Journal(store)
         self.delivery = delivery
+        self.ids = Ids()
+        self.loop = asyncio.get_running_loop()
+        self.lingering = Deadlines(self.loop, Live.take_in)
         self.counts = dict.fromkeys(("begun", "confirmed", "cancelled", "recovered"), 0)
         self._live: dict[bytes, Live] = {}
         self._waiters: dict[bytes, list[Waiter]] = {}
@@ -137,9 +142,8 @@ class Engine:
 
     async def start(self) -> None:
         """Start taking over what is due, and tell what opening the store has given attention."""
-        loop = asyncio.get_running_loop()
-        self._claiming = loop.create_task(self._claim_loop())
-        self._telling = loop.create_task(self._tell_history_changed())
+        self._claiming = self.loop.create_task(self._claim_loop())
+        self._telling = self.loop.create_task(self._tell_history_changed())
 
     def stop_claiming(self) -> None:
         """Take nothing over any more; what is live goes on."""
@@ -163,6 +167,7 @@ class Engine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.lingering.close()
         last = asyncio.get_running_loop().create_task(self.journal.drain())
         waiting = [last] if self._claiming is None else [last, self._claiming]
         _, open_ = await asyncio.wait(waiting, timeout=max(1.0, min(grace_s, 5.0)))
@@ -174,7 +179,7 @@ class Engine:
 
     # --- for the services ----------------------------------------------------------------------------------
 
-    async def begin(
+    def begin(
         self,
         key: bytes,
         timeout_ms: int,
@@ -184,12 +189,12 @@ class Engine:
         labels: tuple[tuple[str, str], ...] = (),
         interactive: bool = False,
         ordered: bool = False,
-    ) -> Started:
+    ) -> asyncio.Future[Started]:
         """Begin a transaction, or find the one that holds its key; its metadata and labels stand.
 
-        Raises KeyReused if the key belongs to another request, RowRejected if the store cannot take it, FormatNotReady
-        if it must not yet, and Overloaded if too much is waiting (nothing is stored then), StoreClosed if it is not
-        known.
+        Raises FormatNotReady if the store cannot take it yet, and Overloaded if too much is waiting. The future raises
+        KeyReused if the key belongs to another request, RowRejected if the store cannot take it (nothing is stored
+        then), StoreClosed if it is not known. Whether somebody waits for it changes nothing.
         """
         if interactive or ordered:
             self._check_format(OPEN_FORMAT)
@@ -199,30 +204,29 @@ class Engine:
             raise Overloaded(f"{self.live_max} transactions are live")
         self.journal.check_room()
         now_ms = self.store.now_ms()
-        spec = Spec(new_xid(now_ms), key, now_ms, timeout_ms, branches, metadata, interactive, ordered, labels)
-        tx = begin(spec, now_ms, self.policy, secrets.randbits(62))
-        # Shielded: whether the caller still waits changes nothing for a record that is on its way.
-        beginning = self._begin(tx)
-        try:
-            begun = await asyncio.shield(beginning)
-        finally:
-            del beginning  # an error would hold this frame, and the frame the error, until the collector comes
-        if not begun.new and not begun.tx.asks_the_same(spec):
-            raise KeyReused(begun.tx.spec.xid)
-        return begun
+        spec = Spec(self.ids.xid(now_ms), key, now_ms, timeout_ms, branches, metadata, interactive, ordered, labels)
+        return self._begin(begin(spec, now_ms, self.policy, self.ids.save_id()))
 
-    def _begin(self, tx: Transaction) -> Awaitable[Started]:
-        beginning = self.journal.begin(tx)
-        beginning.add_done_callback(self._begun)
-        return beginning
+    def _begin(self, tx: Transaction) -> asyncio.Future[Started]:
+        told: asyncio.Future[Started] = self.loop.create_future()
+        self.journal.begin(tx).add_done_callback(functools.partial(self._begun, tx.spec, told))
+        return told
 
-    def _begun(self, beginning: asyncio.Future[Started]) -> None:
-        if beginning.cancelled() or beginning.exception() is not None:
-            return  # whoever waits is told
-        begun = beginning.result()
-        if begun.new:
-            self.counts["begun"] += 1
-            self._adopt(begun.tx)
+    def _begun(self, spec: Spec, told: asyncio.Future[Started], beginning: asyncio.Future[Started]) -> None:
+        error = beginning.exception()
+        if error is None:
+            begun = beginning.result()
+            if begun.new:
+                self.counts["begun"] += 1
+                self._adopt(begun.tx)
+            elif not begun.tx.asks_the_same(spec):
+                error = KeyReused(begun.tx.spec.xid)
+        if told.done():
+            return  # nobody waits any more
+        if error is None:
+            told.set_result(begun)
+        else:
+            told.set_exception(error)
 
     async def order(self, xid: bytes, order: Order) -> Transaction:
         """Have an order carried out; returns the row that stands, durably.
@@ -353,7 +357,7 @@ class Engine:
             return None
         self._live[xid] = live = Live(self, tx)
         live.visits = not owner
-        live.task = asyncio.get_running_loop().create_task(self._drive(live, owner=owner))
+        live.task = self.loop.create_task(self._drive(live, owner=owner))
         return live
 
     async def _drive(self, live: Live, *, owner: bool) -> None:

@@ -15,12 +15,15 @@ Pure but for its ``Io``, so the same loop runs under the asyncio engine, in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from .machine import apply, call_of, called, due, owes, rests, visitors_wake_at, wake_at, wanted
 from .model import Attention, Call, Outcome, Phase, Policy, Reply, State, Transaction
 from .orders import Denied, Order, carry_out
+
+MayWait = Callable[[Sequence[Reply]], bool]
+"""Whether it is plain that these replies bring about nothing yet; asked as soon as they have come."""
 
 
 class Io(Protocol):
@@ -32,8 +35,11 @@ class Io(Protocol):
     def send(self, tx: Transaction, calls: Sequence[Call]) -> None:
         """Start these calls; each ends in exactly one reply, an UNKNOWN one at its time-out at the latest."""
 
-    async def arrivals(self, until_ms: int | None) -> tuple[Sequence[Reply], Sequence[Order]]:
-        """At least one reply or order, or none when the time has come."""
+    async def arrivals(self, until_ms: int | None, may_wait: MayWait) -> tuple[Sequence[Reply], Sequence[Order]]:
+        """At least one reply or order, or none when the time has come.
+
+        Replies that ``may_wait`` need not be given before others have come, or the policy's ``linger_ms`` are over.
+        """
 
     def asked(self) -> bool:
         """Whether an order waits that ``arrivals`` has not given yet."""
@@ -69,6 +75,8 @@ async def drive(tx: Transaction, io: Io, policy: Policy, *, owner: bool = True) 
 
 class _Drive:
     """One run of the loop."""
+
+    __slots__ = ("_io", "_owner", "_park_until_ms", "_policy", "_replies", "_save_by_ms", "_sent", "_tx", "_waiting")
 
     def __init__(self, tx: Transaction, io: Io, policy: Policy, *, owner: bool) -> None:
         self._tx = tx
@@ -127,7 +135,7 @@ class _Drive:
 
     async def _take(self, now_ms: int) -> None:
         """Wait for something to come, and save it when it is time."""
-        replies, orders = await self._io.arrivals(self._until(now_ms))
+        replies, orders = await self._io.arrivals(self._until(now_ms), self._may_wait)
         self._waiting -= len(replies)
         self._replies.extend(replies)
         now_ms = self._io.now_ms()
@@ -141,6 +149,15 @@ class _Drive:
         self._sent.difference_update((reply.branch, reply.phase) for reply in self._replies)
         self._replies.clear()
         self._save_by_ms = None
+
+    def _may_wait(self, replies: Sequence[Reply]) -> bool:
+        """As they come: those that may wait are progress to save from then on."""
+        now_ms = self._io.now_ms()
+        if self._waiting <= len(replies) or not leave_open(self._tx, [*self._replies, *replies], now_ms):
+            return False
+        if self._save_by_ms is None:
+            self._save_by_ms = now_ms + self._policy.linger_ms
+        return True
 
     def _outlasts(self, calls: Sequence[Call], now_ms: int) -> bool:
         """Whether the lease lasts longer than these calls (protocol A5)."""

@@ -61,6 +61,7 @@ class Journal:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._loop = asyncio.get_running_loop()
         self._waiting: dict[bytes, _Entry] = {}
         self._begin_bytes = 0
         self._flushing = False
@@ -98,7 +99,7 @@ class Journal:
         await self._idle.wait()
 
     def _write(self, tx: Transaction, row: Row, *, begins: bool) -> asyncio.Future[Any]:
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Any] = self._loop.create_future()
         self._add(_Entry(tx, row, begins, done))
         return done
 
@@ -110,13 +111,12 @@ class Journal:
         self._idle.clear()
         if self._flushing:
             return
-        loop = asyncio.get_running_loop()
         if entry.done is not None:
             if not self._starting:  # else a flush starts this very turn, with all that the turn brings
                 self._starting = True
-                loop.call_soon(self._start)
+                self._loop.call_soon(self._start)
         elif self._timer is None:
-            self._timer = loop.call_later(LINGER_S, self._start)
+            self._timer = self._loop.call_later(LINGER_S, self._start)
 
     def _start(self) -> None:
         self._starting = False
@@ -170,7 +170,7 @@ class Journal:
         elif any(entry.done is not None for entry in self._waiting.values()):
             self._start()
         else:
-            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._start)
+            self._timer = self._loop.call_later(LINGER_S, self._start)
 
 
 def _started(tx: Transaction, standing: Row | None) -> Started:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -11,8 +10,11 @@ import structlog
 
 from .codec import UnreadableRow, transaction
 from .delivery import Delivery
+from .delivery_deadlines import Deadlines
+from .flow import MayWait
+from .ids import Ids
 from .journal import Journal
-from .model import Call, Outcome, Reply, State, Transaction
+from .model import Call, Outcome, Policy, Reply, State, Transaction
 from .orders import Denied, Order
 from .store.rows import Row, RowRejected, StoreError
 from .store.store import Store, StoreClosed
@@ -29,6 +31,11 @@ class Host(Protocol):
     store: Store
     delivery: Delivery
     journal: Journal
+    ids: Ids
+    policy: Policy
+    loop: asyncio.AbstractEventLoop
+    lingering: Deadlines[Live]
+    """Those that have answers which bring about nothing yet."""
     counts: dict[str, int]
 
     def moved(self, before: Transaction, tx: Transaction) -> None:
@@ -48,6 +55,11 @@ class Carried(NamedTuple):
 class Live:
     """One transaction that this process drives: its ``flow.Io``."""
 
+    __slots__ = (
+        "_answers", "_host", "_inbox", "_lingers", "_may_wait", "_orders", "_wake", "_xid", "claimed_row", "ended",
+        "new_save_id", "now_ms", "task", "tx", "visits",
+    )  # fmt: skip
+
     def __init__(self, host: Host, tx: Transaction) -> None:
         self.tx = tx
         """The row as it is known to stand."""
@@ -58,20 +70,20 @@ class Live:
         self.claimed_row: Row | None = None
         """The row as the claim loop met it while it was being driven."""
         self.now_ms = host.store.now_ms
+        self.new_save_id = host.ids.save_id
         self._host = host
         self._xid = tx.spec.xid.hex()
         self._inbox: list[Reply] = []
         self._orders: list[Order] = []
         self._answers: list[tuple[Order, asyncio.Future[Carried | None]]] = []
         self._wake: asyncio.Future[None] | None = None
+        self._may_wait: MayWait | None = None
+        self._lingers = False
 
     @property
     def may_be_old(self) -> bool:
         """Whether the row may have been changed by another coordinator, as that of an open transaction at any time."""
         return self.visits or not self.tx.sealed
-
-    def new_save_id(self) -> int:
-        return secrets.randbits(62) + 1
 
     def send(self, tx: Transaction, calls: Sequence[Call]) -> None:
         for call in calls:
@@ -79,12 +91,11 @@ class Live:
 
     def order(self, order: Order) -> asyncio.Future[Carried | None]:
         """Done when the order was carried out or denied; None if this driver came to its end before."""
-        answer: asyncio.Future[Carried | None] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Carried | None] = self._host.loop.create_future()
         answer.add_done_callback(seen)
         self._answers.append((order, answer))
         self._orders.append(order)
-        if self._wake is not None:
-            wake(self._wake)
+        self.take_in()
         return answer
 
     def asked(self) -> bool:
@@ -93,8 +104,8 @@ class Live:
     def claim(self, row: Row) -> None:
         """The claim loop has met the row while it is being driven."""
         self.claimed_row = row
-        if self._wake is not None and self.visits:  # an owner comes by it soon enough
-            wake(self._wake)
+        if self.visits:  # an owner comes by it soon enough
+            self.take_in()
 
     def claimed(self) -> Transaction | None:
         row, self.claimed_row = self.claimed_row, None
@@ -127,23 +138,32 @@ class Live:
                 answer.set_result(None)
         self._answers.clear()
 
-    async def arrivals(self, until_ms: int | None) -> tuple[Sequence[Reply], Sequence[Order]]:
+    async def arrivals(self, until_ms: int | None, may_wait: MayWait) -> tuple[Sequence[Reply], Sequence[Order]]:
         if not self._inbox and not self._orders:
-            loop = asyncio.get_running_loop()
-            self._wake = loop.create_future()
+            host = self._host
+            self._wake = host.loop.create_future()
+            self._may_wait = may_wait
             timer = None
             if until_ms is not None:
                 delay_s = max(0.0, (until_ms - self.now_ms()) / 1000)
-                timer = loop.call_later(delay_s, wake, self._wake)
+                timer = host.loop.call_later(delay_s, wake, self._wake)
             try:
                 await self._wake
             finally:
                 if timer is not None:
                     timer.cancel()
-                self._wake = None
+                if self._lingers:
+                    self._lingers = False
+                    host.lingering.remove(self)
+                self._wake = self._may_wait = None  # the driver refers to this: a cycle would be the collector's work
         replies, self._inbox = self._inbox, []
         orders, self._orders = self._orders, []
         return replies, orders
+
+    def take_in(self) -> None:
+        """Let the driver have what has come."""
+        if self._wake is not None:
+            wake(self._wake)
 
     async def read(self) -> Transaction:
         while True:
@@ -191,8 +211,13 @@ class Live:
                 phase=reply.phase.name, outcome=reply.outcome.name, error=reply.error,
             )  # fmt: skip
         self._inbox.append(reply)
-        if self._wake is not None:
+        if self._wake is None:
+            return
+        if self._may_wait is None or not self._may_wait(self._inbox):
             wake(self._wake)
+        elif not self._lingers:  # to be woken for each of several answers would cost more than the answers
+            self._lingers = True
+            self._host.lingering.add(self, self._host.loop.time() + self._host.policy.linger_ms / 1000)
 
 
 def _to_blame(before: Transaction, tx: Transaction) -> int:

@@ -63,6 +63,11 @@ class Participants:
         self._read_if_older(REFRESH_S if known is not None and known.instances else MISS_S)
         return known
 
+    def has(self, name: str, action: str) -> bool:
+        """Whether a participant is known to have this action; ``look_up`` where it is not."""
+        known = self._known.get(name)
+        return known is not None and action in known.actions
+
     def doubt(self) -> None:
         """Calls do not get through to where a participant was last heard of: look again, in the background."""
         self._read_if_older(DOUBT_S)
@@ -82,11 +87,9 @@ class Participants:
         What is missing here is looked for in the store before it is said to be missing: another coordinator may have
         taken the registration. Raises StoreError.
         """
-        known = self._known.get(name)
-        if known is None or action not in known.actions:
+        if not self.has(name, action):
             await self.refresh()
-            known = self._known.get(name)
-        return known
+        return self._known.get(name)
 
     async def register(self, row: ParticipantRow, *, replace_fence: bool) -> Refused | None:
         """Store an instance, or that it was heard of; or nothing, and what stands in the way. Raises StoreError."""

@@ -11,8 +11,8 @@ import structlog
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
-from .engine import FormatNotReady, UnknownXid
-from .errors import Conflict, NotFound, RpcError, TooMuch, Unavailable
+from .engine import FormatNotReady, KeyReused, UnknownXid
+from .errors import Conflict, NotFound, RpcError, TooMuch, Unavailable, Violation
 from .journal import Overloaded
 from .orders import Denied
 from .store.rows import RowRejected, StoreError
@@ -70,6 +70,15 @@ def status_of(error: Exception, method: str) -> status_pb2.Status:
         return error_status(error)
     if isinstance(error, Denied):
         return error_status(Conflict(str(error), reason=error.reason, metadata=dict(error.metadata)))
+    if isinstance(error, KeyReused):
+        return error_status(
+            Conflict(
+                f"idempotency_key: {error}",
+                reason="IDEMPOTENCY_KEY_REUSED",
+                violations=(Violation("idempotency_key", str(error)),),
+                metadata={"xid": error.xid.hex()},
+            )
+        )
     if isinstance(error, UnknownXid):
         return error_status(NotFound(f"there is no transaction {error}", metadata={"xid": str(error)}))
     if isinstance(error, FormatNotReady):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import structlog
@@ -9,7 +10,7 @@ import structlog
 from tricord.v1 import coordinator_pb2 as pb
 
 from .engine import Engine, KeyReused
-from .errors import Conflict, InvalidRequest, NotFound, TooMuch, UnknownName, Violation
+from .errors import InvalidRequest, NotFound, TooMuch, UnknownName, Violation
 from .journal import Started
 from .model import Transaction
 from .participants import Participants
@@ -23,7 +24,7 @@ _log = structlog.get_logger(__name__)
 WATCH_S = 60.0
 """How long one wait for a change lasts at the most."""
 STARTING_BYTES_MAX = 128 * 1024 * 1024
-"""Requests whose beginning is not stored yet, all together: they wait when the store is away."""
+"""Requests whose participants are being looked for in the store, all together: they wait when it is away."""
 
 
 class CoordinatorService(OpenTransactions):
@@ -114,24 +115,17 @@ class CoordinatorService(OpenTransactions):
     def _read_execute(self, request: pb.ExecuteRequest) -> Starting:
         return Starting.of_execute(request, self._namespace, self._timeout_ms_default)
 
-    async def _start(self, starting: Starting) -> Started:
+    def _start(self, starting: Starting) -> asyncio.Future[Started]:
+        """Begin a transaction, as ``Engine.begin`` does. Raises Overloaded, FormatNotReady, TooMuch."""
+        if all(self._participants.has(branch.participant, branch.action) for branch in starting.branches):
+            return self._begin(starting)
         size = starting.size
         if self._starting_bytes + size > STARTING_BYTES_MAX:
             raise TooMuch(f"{self._starting_bytes} bytes of requests are being started; ask again", retry_s=1.0)
         self._starting_bytes += size
-        try:
-            return await self._begin(starting)
-        except KeyReused as error:
-            raise Conflict(
-                f"idempotency_key: {error}",
-                reason="IDEMPOTENCY_KEY_REUSED",
-                violations=(Violation("idempotency_key", str(error)),),
-                metadata={"xid": error.xid.hex()},
-            ) from error
-        finally:
-            self._starting_bytes -= size
+        return self._streams.spawn(self._look_up_and_begin(starting))
 
-    async def _begin(self, starting: Starting) -> Started:
+    async def _look_up_and_begin(self, starting: Starting) -> Started:
         try:
             for n, branch in enumerate(starting.branches):
                 await check_name(self._participants, branch, f"branches[{n}]")
@@ -143,7 +137,12 @@ class CoordinatorService(OpenTransactions):
             if found.spec.branches[: found.begun] != starting.branches or found.spec.ordered != starting.ordered:
                 raise KeyReused(found.spec.xid) from None
             return Started(found, False)
-        return await self._engine.begin(
+        finally:
+            self._starting_bytes -= starting.size
+        return await self._begin(starting)
+
+    def _begin(self, starting: Starting) -> asyncio.Future[Started]:
+        return self._engine.begin(
             starting.key,
             starting.timeout_ms,
             starting.branches,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
 from google.protobuf.message import DecodeError
@@ -49,11 +49,8 @@ class Host(Protocol):
     def read(self, request: pb.ExecuteRequest, /) -> Starting:
         """Check a request. Raises InvalidRequest."""
 
-    def start(self, starting: Starting, /) -> Awaitable[Started]:
-        """Begin a transaction; called in a task that is not cancelled."""
-
-    def spawn(self, work: Coroutine[None, None, None]) -> object:
-        """Run something to its end."""
+    def start(self, starting: Starting, /) -> asyncio.Future[Started]:
+        """Begin a transaction. Raises what hinders it, the future too."""
 
 
 class Call:
@@ -69,6 +66,19 @@ class Call:
         self.tx: Transaction | None = None
         """The transaction as it was last seen, when it is begun."""
         self.done = False
+
+    def begun(self, started: asyncio.Future[Started]) -> None:
+        """It is stored, or is not to be; whatever has become of the stream."""
+        if started.cancelled():
+            return  # the coordinator has ended
+        error = started.exception()
+        if isinstance(error, Exception):
+            self.fail(error)
+            return
+        engine = self.stream.engine
+        tx = engine.newest(started.result().tx)
+        if not self.moved(tx):
+            engine.tell(tx, self.moved)
 
     def moved(self, tx: Transaction) -> bool:
         """As an engine's waiter: answered once it has come far enough."""
@@ -92,7 +102,7 @@ class CallStream:
         self.calls: dict[int, Call] = {}
         """Not answered yet."""
         self._host = host
-        self._engine = host.engine
+        self.engine = host.engine
         self._ready: deque[tuple[Call, Transaction | status_pb2.Status]] = deque()
         """Answered, and not sent yet."""
         self._bytes = 0
@@ -152,17 +162,10 @@ class CallStream:
         self.calls[call.call_id] = call
         if message.patience_ms:
             self._deadlines.add(call.call_id, self._loop.time() + answer_s(message.patience_ms / 1000))
-        self._host.spawn(self._begin(call, starting))
-
-    async def _begin(self, call: Call, starting: Starting) -> None:
-        """Runs to its end, whatever becomes of the stream."""
         try:
-            started = await self._host.start(starting)
+            self._host.start(starting).add_done_callback(call.begun)
         except Exception as error:
             call.fail(error)
-            return
-        if not call.moved(self._engine.newest(started.tx)):
-            self._engine.tell(started.tx, call.moved)
 
     def _refuse(self, call: Call, error: InvalidRequest) -> None:
         call.done = True
@@ -209,7 +212,7 @@ class CallStream:
     def withdraw(self, call: Call) -> None:
         """The engine need not tell of its transaction any more."""
         if call.tx is not None:
-            self._engine.forget(call.tx, call.moved)
+            self.engine.forget(call.tx, call.moved)
 
     def _cut(self) -> pb.ExecuteStreamResponse:
         """The next message."""
@@ -240,4 +243,4 @@ class CallStream:
             call.fail(TooLate("it is not known whether the transaction will be stored"))
             return
         self.withdraw(call)
-        self.answer(call, self._engine.newest(call.tx))
+        self.answer(call, self.engine.newest(call.tx))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -20,6 +20,8 @@ from .wire import LOOK_UP_XIDS_MAX, Starting
 
 _log = structlog.get_logger(__name__)
 
+_Done = TypeVar("_Done")
+
 CALLS_MAX: Final = 4_096
 """Calls of one stream that are not answered yet, where the settings say nothing else: beyond it nothing is read."""
 LOOK_S: Final = 0.5
@@ -33,18 +35,18 @@ class Streams:
         self,
         engine: Engine,
         read: Callable[[pb.ExecuteRequest], Starting],
-        start: Callable[[Starting], Awaitable[Started]],
+        start: Callable[[Starting], asyncio.Future[Started]],
         calls_max: int,
     ) -> None:
         self.engine = engine
         self.read = read
         """Checks a request. Raises InvalidRequest."""
         self.start = start
-        """Begins a transaction; called in a task that is not cancelled."""
+        """Begins a transaction. Raises what hinders it, the future too."""
         self.calls_max = calls_max
         """Calls of one stream that are not answered yet."""
         self._open: set[CallStream] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._looking: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -71,7 +73,7 @@ class Streams:
         for stream in self._open:
             stream.end(_stops())
 
-    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[None, None, _Done]) -> asyncio.Task[_Done]:
         """Run something to its end."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)

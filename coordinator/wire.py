@@ -238,7 +238,8 @@ def write_transaction(message: types_pb2.Transaction, tx: Transaction) -> None:
     """Fill an empty message in place: to put one message into another, protobuf copies it."""
     spec = tx.spec
     message.xid = spec.xid.hex()
-    message.idempotency_key = spec.key.partition(_KEY_SEPARATOR)[2].decode()
+    if spec.key:
+        message.idempotency_key = spec.key.partition(_KEY_SEPARATOR)[2].decode()
     message.state = int(tx.state)  # type: ignore[assignment]  # the same numbers; a test compares them
     message.attention = _ATTENTION[tx.attention]
     for branch in range(len(tx.steps)):
@@ -246,13 +247,15 @@ def write_transaction(message: types_pb2.Transaction, tx: Transaction) -> None:
     write_ms(message.create_time, spec.created_ms)
     write_ms(message.update_time, tx.updated_ms)
     write_ms(message.deadline_time, tx.deadline_ms)
-    message.cancel_reason = tx.cancel_reason
     message.version = tx.version
-    message.interactive = spec.interactive
     message.sealed = tx.sealed
-    message.ordered = spec.ordered
-    message.mixed = tx.mixed
     write_ms(message.timeout, spec.timeout_ms)
+    if tx.cancel_reason:
+        message.cancel_reason = tx.cancel_reason
+    if spec.interactive or spec.ordered:
+        message.interactive, message.ordered = spec.interactive, spec.ordered
+    if tx.resolved:
+        message.mixed = tx.mixed
     if spec.metadata:
         message.metadata.update(spec.metadata)
     if spec.labels:
@@ -296,8 +299,10 @@ def _write_branch(message: types_pb2.Branch, tx: Transaction, index: int) -> Non
     message.action = branch.action
     message.state = int(step.status)  # type: ignore[assignment]  # the same numbers; a test compares them
     write_payload(message.payload, branch.payload)
-    message.attempts = step.attempts
-    message.last_error = step.error
+    if step.attempts:
+        message.attempts = step.attempts
+    if step.error:
+        message.last_error = step.error
     if step.result is not None:
         write_payload(message.result, step.result)
     if step.refusal is not None:

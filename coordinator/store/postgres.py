@@ -11,12 +11,13 @@ Nothing here needs more than a PostgreSQL-compatible engine gives: no advisory l
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import psycopg
 import sqlalchemy as sa
@@ -25,12 +26,14 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int8BinaryDumper
 
 from ..model import FORMAT, Attention, State
+from .postgres_arrays import bytes_array, integers_array, register, texts_array
 from .rows import (
     ALONE_MS_MAX,
     CLAIMS_MAX,
     Batch,
     Claim,
     Fault,
+    Labels,
     PutOff,
     Row,
     StoreError,
@@ -42,6 +45,10 @@ from .schema import APPLICATION_NAME, UNKNOWN_INCARNATION
 _log = structlog.get_logger(__name__)
 
 _COLUMNS = ", ".join(Row._fields)
+_ARRAY_OF: Mapping[type, Callable[[Sequence[Any]], Any]] = {bytes: bytes_array, str: texts_array}
+_MAKERS = [_ARRAY_OF.get(type(Row._field_defaults.get(name, b"")), integers_array) for name in Row._fields]
+"""What makes an array of each column of a ``Row``."""
+_WAKE_MS = Row._fields.index("wake_ms")
 _T_COLUMNS = ", ".join(f"t.{name}" for name in Row._fields)
 _M_COLUMNS = ", ".join(f"m.{name}" for name in Row._fields)
 _NOW_MS = "(extract(epoch from statement_timestamp()) * 1000)::bigint"
@@ -55,15 +62,19 @@ _INSERT = """
                 %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bytea[])
          AS b(xid, created_ms, key, body, participants, format,
               version, save_id, state, attention, wake_ms, updated_ms, progress)
-    ON CONFLICT DO NOTHING RETURNING save_id
 """
+# An insertion that settles conflicts by itself logs one record more for each row, so keys are looked for instead. What
+# meets one all the same (a key that is taken at this very moment, a flush that is run again) is run again with that.
+_UNLESS_THERE = "WHERE NOT EXISTS (SELECT FROM tricord_transaction t WHERE t.key = nullif(b.key, '')) RETURNING save_id"
+_UNLESS_CONFLICT = "ON CONFLICT DO NOTHING RETURNING save_id"
 # One JSON object by xid, looked into for each row that was really inserted: a join would compare all with all.
 _INSERT_LABELS = """
     INSERT INTO tricord_label (name, value, xid)
     SELECT given.key, given.value, b.xid FROM b, jsonb_each_text(%t::jsonb -> encode(b.xid, 'hex')) AS given
     ON CONFLICT DO NOTHING
 """
-# The sorted lock comes first: an array update alone takes its locks in whatever order the join yields.
+# The arrays are in the order of xids, and so planned (see ``_connect``) are its row locks: each row of the arrays is
+# looked up in turn. To lock the rows by a statement of their own would be logged as well, row by row.
 _UPDATE = """
     UPDATE tricord_transaction t
     SET participants = CASE s.participants WHEN '' THEN t.participants ELSE s.participants END, format = s.format,
@@ -72,22 +83,39 @@ _UPDATE = """
     FROM unnest(%b::bytea[], %b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[],
                 %b::bigint[], %b::bigint[], %b::bytea[])
          AS s(xid, participants, format, version, save_id, state, attention, wake_ms, updated_ms, progress)
-    JOIN locked l ON l.xid = s.xid
     WHERE t.xid = s.xid AND t.version = s.version - 1 RETURNING t.save_id
 """
-_LOCK = "SELECT xid FROM tricord_transaction WHERE xid = ANY(%b::bytea[]) ORDER BY xid FOR UPDATE"
 
-_FLUSH_BEGINS = f"WITH b AS ({_INSERT}) SELECT count(*) FROM b"
-_FLUSH_LABELLED = f"WITH b AS ({_INSERT}, xid), l AS ({_INSERT_LABELS}) SELECT count(*) FROM b"
-_FLUSH_SAVES = f"WITH locked AS MATERIALIZED ({_LOCK}), s AS ({_UPDATE}) SELECT count(*) FROM s"
-_FLUSH_BOTH = (
-    f"WITH b AS ({_INSERT}), locked AS MATERIALIZED ({_LOCK}), s AS ({_UPDATE}) "
-    "SELECT (SELECT count(*) FROM b) + (SELECT count(*) FROM s)"
-)
-_FLUSH_LABELLED_BOTH = (
-    f"WITH b AS ({_INSERT}, xid), l AS ({_INSERT_LABELS}), locked AS MATERIALIZED ({_LOCK}), s AS ({_UPDATE}) "
-    "SELECT (SELECT count(*) FROM b) + (SELECT count(*) FROM s)"
-)
+
+class _Kind(NamedTuple):
+    """What a flush holds."""
+
+    begins: bool
+    labels: bool
+    saves: bool
+    conflicts: bool = False
+    """Whether a begin's xid or key may be there by now."""
+
+
+def _flush_statement(kind: _Kind) -> str:
+    """One that counts the rows which it has written."""
+    parts = {}
+    if kind.begins:
+        parts["b"] = f"{_INSERT} {_UNLESS_CONFLICT if kind.conflicts else _UNLESS_THERE}"
+    if kind.labels:
+        parts["b"] += ", xid"
+        parts["l"] = _INSERT_LABELS
+    if kind.saves:
+        parts["s"] = _UPDATE
+    counts = " + ".join(f"(SELECT count(*) FROM {name})" for name in parts if name != "l")
+    return f"WITH {', '.join(f'{name} AS ({part})' for name, part in parts.items())} SELECT {counts}"
+
+
+_FLUSHES = {
+    kind: _flush_statement(kind)
+    for kind in itertools.starmap(_Kind, itertools.product((False, True), repeat=len(_Kind._fields)))
+    if kind.begins or (kind.saves and not kind.labels and not kind.conflicts)
+}
 # Locking, so that it waits for whoever is still writing these rows: a plain read would prove nothing (protocol A1).
 _STANDING = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE xid = ANY(%b::bytea[]) ORDER BY xid FOR SHARE"
 _HOLDERS = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE key = ANY(%b::bytea[]) ORDER BY xid"
@@ -219,16 +247,16 @@ class PostgresBackend:
         connection = self._writer = self._writer or self._connect(plan_for_arrays=True)
         begins = sorted(batch.begins, key=_by_key)
         saves = sorted(batch.saves, key=_by_xid)
-        if begins and saves:
-            labels = _labels(batch)
-            statement = _FLUSH_LABELLED_BOTH if labels else _FLUSH_BOTH
-            values = [*_begin_arrays(begins), *labels, *_save_arrays(saves)]
-        elif begins:
-            labels = _labels(batch)
-            statement, values = _FLUSH_LABELLED if labels else _FLUSH_BEGINS, [*_begin_arrays(begins), *labels]
-        else:
-            statement, values = _FLUSH_SAVES, _save_arrays(saves)
-        row = connection.execute(statement, values, prepare=True).fetchone()
+        kind = _Kind(bool(begins), bool(begins and batch.labels), bool(saves))
+        values = [
+            *(_begin_arrays(begins) if begins else ()),
+            *(_labels(batch.labels) if kind.labels else ()),
+            *(_save_arrays(saves) if saves else ()),
+        ]
+        try:
+            row = connection.execute(_FLUSHES[kind], values, prepare=True).fetchone()
+        except psycopg.errors.UniqueViolation:
+            row = connection.execute(_FLUSHES[kind._replace(conflicts=True)], values, prepare=True).fetchone()
         if row is not None and row[0] == len(begins) + len(saves):
             return [None] * (len(begins) + len(saves))
         return self._standing(connection, batch)
@@ -311,6 +339,7 @@ class PostgresBackend:
     def _connect(self, *, plan_for_arrays: bool = False) -> psycopg.Connection[Any]:
         connection = psycopg.connect(self.dsn, autocommit=True, **self._arguments)
         connection.adapters.register_dumper(int, Int8BinaryDumper)
+        register(connection)
         _be_durable(connection)
         if plan_for_arrays:
             connection.execute("SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off")
@@ -382,33 +411,19 @@ def _by_xid(row: Row) -> bytes:
 
 
 def _begin_arrays(rows: Sequence[Row]) -> list[Any]:
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    columns[10] = [wake_ms or 0 for wake_ms in columns[10]]  # an array with NULLs in it has no binary type of its own
-    return columns
+    columns: Any = list(zip(*rows, strict=True))
+    columns[_WAKE_MS] = [wake_ms or 0 for wake_ms in columns[_WAKE_MS]]
+    return [make(column) for make, column in zip(_MAKERS, columns, strict=True)]
 
 
-def _labels(batch: Batch) -> list[str]:
-    """The value of ``_INSERT_LABELS``; none where no begin has labels."""
-    if not batch.labels:
-        return []
-    return [json.dumps({xid.hex(): dict(labels) for xid, labels in batch.labels.items()})]
+def _labels(labels: Labels) -> list[str]:
+    """The value of ``_INSERT_LABELS``."""
+    return [json.dumps({xid.hex(): dict(pairs) for xid, pairs in labels.items()})]
 
 
 def _save_arrays(rows: Sequence[Row]) -> list[Any]:
-    xids = [row.xid for row in rows]
-    return [
-        xids,  # for the lock
-        xids,
-        [row.participants for row in rows],
-        [row.format for row in rows],
-        [row.version for row in rows],
-        [row.save_id for row in rows],
-        [row.state for row in rows],
-        [row.attention for row in rows],
-        [row.wake_ms or 0 for row in rows],
-        [row.updated_ms for row in rows],
-        [row.progress for row in rows],
-    ]
+    xids, _, _, _, *columns = _begin_arrays(rows)
+    return [xids, *columns]
 
 
 def _text(error: Exception) -> str:

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from coordinator.store import postgres
+from coordinator.store.postgres import PostgresBackend
 from coordinator.store.rows import Batch, ParticipantRow, Row, RowRejected, StoreError
 from tests.postgres import DURABLE, PostgresServer
 
@@ -152,22 +153,45 @@ async def test_flushes_of_two_coordinators_never_deadlock(pg_database: str) -> N
     """Both hold the same xids and the same keys, and write them in opposite orders (A4)."""
     one, two = await open_store(pg_database), await open_store(pg_database)
     try:
-        rows = [new_row() for _ in range(64)]
+        rows = [new_row() for _ in range(1_000)]
         await begin(one, *rows)
-        for n in range(40):
+        for n in range(12):
             keys = [b"\0%d-%d" % (n, k) for k in range(20)]
             batches = []
             for turned in (1, -1):
                 saves = [saved(row) for row in rows[::turned]]
-                batches.append(Batch([new_row(key) for key in keys[::turned]], saves))
+                begins = [new_row(key) for key in keys[::turned]] if n % 2 else []  # whose keys alone keep them apart
+                batches.append(Batch(begins, saves))
             await asyncio.gather(one.flush(batches[0]), two.flush(batches[1]))
-            found = await stored(one, rows)
-            rows = [row for row in found if row is not None]
-            assert [row.version for row in rows] == [n + 2] * 64
+            rows = [row._replace(version=n + 2) for row in rows]
+        with psycopg.connect(pg_database) as connection:
+            query = "SELECT version, count(*) FROM tricord_transaction WHERE key IS NULL GROUP BY version"
+            assert connection.execute(query).fetchall() == [(rows[0].version, len(rows))]
     finally:
         await one.close()
         await two.close()
     assert deadlocks(pg_database) == 0
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_saves_look_up_one_row_after_another(pg_database: str, opened: OpenStore, analyzed: bool) -> None:
+    """So their locks are taken in the order of the arrays (A4), whatever the planner knows of the table."""
+    backend = PostgresBackend(pg_database, LEASE_MS)
+    store = await opened(pg_database)
+    rows = [new_row() for _ in range(500 if analyzed else 1)]
+    await begin(store, *rows)
+    with backend._connect(plan_for_arrays=True) as connection:
+        if analyzed:
+            connection.execute("ANALYZE tricord_transaction")
+        (statement,) = [sql for kind, sql in postgres._FLUSHES.items() if kind == (False, False, True, False)]
+        explain = f"EXPLAIN (FORMAT JSON) {statement}"
+        found = connection.execute(explain.encode(), postgres._save_arrays(rows[:64])).fetchone()
+    assert found is not None
+    joins = [node for node in _nodes(found[0][0]["Plan"]) if "Join Type" in node]
+    assert [node["Node Type"] for node in joins] == ["Nested Loop"]
+    outer, inner = joins[0]["Plans"]
+    assert outer["Node Type"] == "Function Scan"
+    assert "xid" in (inner.get("Index Cond") or _nodes(inner)[-1]["Index Cond"])
 
 
 async def test_a_deadlock_with_others_is_run_again(pg_database: str) -> None:

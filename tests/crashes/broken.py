@@ -48,17 +48,19 @@ def try_then_begin(come: Come) -> None:
         begun = await self.journal.begin(tx)
         return Started(begun.tx, begun.new)
 
-    put(Engine, _begin=sends_first)
+    def begins(self: Engine, tx: Transaction) -> asyncio.Task[Started]:
+        return asyncio.get_running_loop().create_task(sends_first(self, tx))
+
+    put(Engine, _begin=begins)
 
 
 def accept_stale_saves(come: Come) -> None:
     """A save goes over whatever version stands there (on PostgreSQL)."""
     compared = " AND t.version = s.version - 1"
-    for name in ("_FLUSH_SAVES", "_FLUSH_BOTH"):
-        statement = getattr(postgres, name)
-        if statement.count(compared) != 1:
-            raise AssertionError(f"{name} does not compare as this was written for")
-        setattr(postgres, name, statement.replace(compared, ""))
+    for kind, statement in postgres._FLUSHES.items():
+        if statement.count(compared) != kind.saves:
+            raise AssertionError(f"the flush of {kind} does not compare as this was written for")
+        postgres._FLUSHES[kind] = statement.replace(compared, "")
 
 
 BROKEN: Final[Mapping[str, Callable[[Come], None]]] = {

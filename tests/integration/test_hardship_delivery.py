@@ -12,7 +12,7 @@ import pytest
 from coordinator.delivery import Delivery
 from coordinator.delivery_breaker import FAILURES_MAX, SILENT_MAX
 from coordinator.delivery_link import Link
-from coordinator.model import BranchSpec, Call, Outcome, Phase, Reply, Spec
+from coordinator.model import BranchSpec, Call, Outcome, Payload, Phase, Reply, Spec
 from coordinator.participants import Participants
 from coordinator.store.rows import ParticipantRow
 from coordinator.store.store import Store, backend_for
@@ -210,8 +210,7 @@ class TestRefusedStreams:
                 link = Link(server.address)
                 try:
                     replied: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-                    message = participant_pb2.Call(phase=TRY, payload=types_pb2.Payload(data=bytes(70_000)))
-                    link.send(message, Call(0, Phase.TRY, 1, 30_000), replied.set_result)
+                    link.send("", LARGE, Call(0, Phase.TRY, 1, 30_000), replied.set_result)
                     outcomes.add((await replied).outcome)
                 finally:
                     await link.close()
@@ -219,6 +218,9 @@ class TestRefusedStreams:
 
 
 SPEC = Spec(bytes(16), b"", 0, 30_000, (BranchSpec("bank", "debit"), BranchSpec("shop", "debit")))
+
+
+LARGE = SPEC._replace(branches=(BranchSpec("bank", "debit", Payload(bytes(70_000))),))
 
 
 class Addresses:

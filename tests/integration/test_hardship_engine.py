@@ -1,7 +1,9 @@
 """The engine on a real store, in this process: claims under a driver's hands, callers that go, more work than room."""
 
 import asyncio
+import gc
 import sqlite3
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -120,6 +122,58 @@ async def test_an_attention_that_comes_with_the_end_is_told_when_it_is_stored(wo
     ended = tx._replace(state=State.CONFIRMED, version=3, save_id=2, wake_ms=None, attention=Attention.VIOLATION)
     await live.save(ended)
     assert told == [(State.CONFIRMED, Attention.VIOLATION)]
+
+
+class TestCompany:
+    """Answers that bring about nothing yet wait for others, and wake no driver meanwhile."""
+
+    TWO = (BranchSpec("bank", "debit"), BranchSpec("shop", "debit"))
+
+    async def test_it_is_woken_when_the_last_has_come(self, world: World) -> None:
+        world.engine.policy = POLICY._replace(linger_ms=3_600_000)
+        world.delivery.outcomes = [Outcome.DONE, None]
+        started = await world.engine.begin(b"", TIMEOUT_MS, self.TWO)
+        live = world.engine._live[started.tx.spec.xid]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert live._lingers
+        assert live._wake is not None
+        assert not live._wake.done()
+        live._receive(Reply(1, Phase.TRY, Outcome.DONE, "fence-1"))
+        tx = await world.engine.wait(started.tx, Until.FINISHED, END_S)
+        assert (tx.state, tx.version) == (State.CONFIRMED, 3)
+        assert not live._lingers
+
+    async def test_they_wait_no_longer_than_the_policy_says(self, world: World) -> None:
+        world.engine.policy = POLICY._replace(linger_ms=1)
+        world.delivery.outcomes = [Outcome.DONE, None]
+        started = await world.engine.begin(b"", TIMEOUT_MS, self.TWO)
+        tx = await world.engine.wait(started.tx, lambda tx: tx.version > 1, END_S)
+        assert [step.status for step in tx.steps] == [BranchStatus.TRIED, BranchStatus.PENDING]
+
+    async def test_what_decides_waits_for_nobody(self, world: World) -> None:
+        world.engine.policy = POLICY._replace(linger_ms=3_600_000)
+        world.delivery.outcomes = [Outcome.REFUSED, None]
+        started = await world.engine.begin(b"", TIMEOUT_MS, self.TWO)
+        tx = await world.engine.wait(started.tx, Until.DECIDED, END_S)
+        assert tx.state is State.CANCELLING
+
+    async def test_nothing_is_left_for_the_collector(self, world: World) -> None:
+        """Driver and transaction refer to each other only while the one waits for the other."""
+        started = await world.engine.begin(b"", TIMEOUT_MS, self.TWO)
+        task = world.engine._live[started.tx.spec.xid].task
+        assert task is not None
+        ended = weakref.ref(task)
+        del task
+        gc.collect()
+        gc.disable()
+        try:
+            await world.engine.wait(started.tx, Until.FINISHED, END_S)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert ended() is None
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize(
@@ -284,17 +338,15 @@ class TestRoom:
         with closing(sqlite3.connect(world.path, isolation_level=None)) as holder:
             holder.execute("BEGIN IMMEDIATE")
             while refused < 20:
-                begin = asyncio.ensure_future(world.engine.begin(b"", TIMEOUT_MS, branches))
-                for _ in range(4):  # until it waits
-                    await asyncio.sleep(0)
-                if begin.done():
-                    with pytest.raises(Overloaded, match="wait for the store"):
-                        begin.result()
-                    refused += 1
+                try:
+                    begins.append(world.engine.begin(b"", TIMEOUT_MS, branches))
+                except Overloaded as error:
+                    refused += "wait for the store" in str(error)
                 else:
-                    begins.append(begin)
                     assert not refused
                     assert len(begins) < 100
+                for _ in range(4):  # until a flush holds it
+                    await asyncio.sleep(0)
         assert all(started.new for started in await asyncio.gather(*begins))
         assert world.rows() == len(begins)
         assert (await world.engine.begin(b"", TIMEOUT_MS, branches)).new  # there is room again

@@ -66,7 +66,7 @@ BUGS = (
     Bug(
         "another request under a key gets the first one's answer",
         "case 40: Truxify#3539, #2387; pitfall 9",
-        (Edit(ENGINE, "        if not begun.new and not begun.tx.asks_the_same(spec):", "        if False:"),),
+        (Edit(ENGINE, "            elif not begun.tx.asks_the_same(spec):", "            elif False:"),),
     ),
     Bug(
         "the count of attempts is kept in memory",
@@ -74,9 +74,8 @@ BUGS = (
         (
             Edit(
                 "coordinator/codec.py",
-                "    progress: tuple[object, ...] = (tx.decided_ms, tx.cancel_reason, tx.steps)",
-                "    steps = tuple(step._replace(attempts=0) for step in tx.steps)\n"
-                "    progress: tuple[object, ...] = (tx.decided_ms, tx.cancel_reason, steps)",
+                "    steps = [_short(step) for step in tx.steps]",
+                "    steps = [_short(step._replace(attempts=0)) for step in tx.steps]",
             ),
         ),
     ),

@@ -60,14 +60,16 @@ class SimLink(Link):
         while True:
             await self._wake.wait()
             self._wake.clear()
-            for message in self._take_batch():
+            for message in self._take_batch().calls:
                 self._transmit(message)
 
     async def _send_alone(self, pending: Any) -> None:
         if pending.call_id in self._pending:
             self._world.counts["calls sent alone"] += 1
             pending.sent = True
-            self._transmit(pending.message)
+            message = pb.Call()
+            pending.write(message)
+            self._transmit(message)
 
     def _transmit(self, message: pb.Call) -> None:
         source, target, phase = self._sim_loop.name, self._target.name, Phase(message.phase).name

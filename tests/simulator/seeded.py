@@ -85,8 +85,7 @@ def seeded(world: World, clock_margin_ms: int, substitutions: tuple[Substitution
         stack.enter_context(patch.object(participant_sdk.branch_keys, "secrets", _secrets(source)))
         for name, value in SMALL_TOWN.items():
             stack.enter_context(patch.object(coordinator.delivery_breaker, name, value))
-        for module in (coordinator.engine, coordinator.live):
-            stack.enter_context(patch.object(module, "secrets", _secrets(source)))
+        stack.enter_context(patch.object(coordinator.engine, "secrets", _secrets(source)))
         stack.enter_context(patch.object(coordinator.ids, "os", _Os(source)))
         for where, name, what in substitutions:
             stack.enter_context(patch.object(where, name, what))

@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import NamedTuple
 
-from coordinator.flow import drive
+from coordinator.flow import MayWait, drive
 from coordinator.machine import TRANSITIONS
 from coordinator.model import Attention, Call, Outcome, Payload, Phase, Policy, Refusal, Reply, State, Transaction
 from coordinator.orders import AddBranch, Cancel, Confirm, Denied, OperatorCancel, Order, Renew, Report, Resolve, Retry
@@ -185,7 +185,7 @@ class Coordinator:
     def answer(self, order: Order, tx: Transaction, denied: Denied | None) -> None:
         self.log(f"answers {_order(order)}: {tx.state.name if denied is None else f'{denied.reason}: {denied}'}")
 
-    async def arrivals(self, until_ms: int | None) -> tuple[Sequence[Reply], Sequence[Order]]:
+    async def arrivals(self, until_ms: int | None, may_wait: MayWait) -> tuple[Sequence[Reply], Sequence[Order]]:
         life, waiting = self._life, [True]
         if until_ms is not None:
             self.world.at(until_ms, lambda: self.wake(life), lambda: self.lives(life) and bool(waiting))

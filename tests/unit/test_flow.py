@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.flow import drive
+from coordinator.flow import MayWait, drive
 from coordinator.machine import Event, apply, backoff_ms, begin, move
 from coordinator.model import (
     Attention,
@@ -80,7 +80,7 @@ class Tape:
     def answer(self, order: Order, tx: Transaction, denied: Denied | None) -> None:
         raise AssertionError("nobody has asked for anything")
 
-    async def arrivals(self, until_ms: int | None) -> tuple[Sequence[Reply], Sequence[Order]]:
+    async def arrivals(self, until_ms: int | None, may_wait: MayWait) -> tuple[Sequence[Reply], Sequence[Order]]:
         first_ms = min((when for when, _, _ in self._arriving), default=None)
         assert first_ms is not None or until_ms is not None, "it would wait for ever"
         if first_ms is None or (until_ms is not None and until_ms < first_ms):

@@ -31,7 +31,7 @@ TYPED = $(wildcard coordinator participant_sdk tests examples benchmarks tools)
 # Where Debian puts mariadbd, which is not on everybody's PATH.
 SBIN := /usr/sbin:/usr/local/sbin
 
-.PHONY: help servers setup demo test lint format protos bench bench-compare soak chaos races model simulate points crashes planted mutants lock clean need-python
+.PHONY: help servers setup demo test lint format protos bench bench-compare soak chaos shop-chaos races model simulate points crashes planted mutants lock clean need-python
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -128,6 +128,10 @@ chaos: ROUNDS = 20
 chaos: $(STAMP) ## Kill processes under load, ROUNDS=20 times per store; then a storm of faults, STORM_S=420 s at the most
 	$(BIN)/python -m tests.chaos.kill --rounds $(ROUNDS) --store $(STORE) $(ARGS)
 	$(BIN)/python -m tests.chaos.storm --seconds $(STORM_S) $(ARGS)
+
+shop-chaos: CLIENTS = 200
+shop-chaos: $(STAMP) ## CLIENTS=200 double-click and retry, while the example shop's processes and PostgreSQL are killed
+	$(BIN)/python -m tests.chaos.shop_api --clients $(CLIENTS) $(ARGS)
 
 races: ROUNDS = 10000
 races: $(STAMP) ## Calls that meet in every order, with faults, ROUNDS=10000 per database (DATABASE=all|postgres|mariadb|sqlite)

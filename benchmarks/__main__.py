@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from . import coordinator, fence, history, hot_row, recovery
+from . import coordinator, fence, history, hot_row, idempotency, recovery
 from .report import Measure, progress, show
 
 BENCHMARKS: dict[str, Callable[[], list[Measure]]] = {
     "coordinator": coordinator.run,
     "fence": fence.run,
+    "idempotency": idempotency.run,
     "hot_row": hot_row.run,
     "recovery": recovery.run,
     "history": history.run,

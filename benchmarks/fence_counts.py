@@ -10,7 +10,7 @@ import contextlib
 import re
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -63,12 +63,17 @@ def statements_of(bank: Bank, count: Callable[[Bank, Job], Statements]) -> dict[
 
 def on_postgres(bank: Bank, job: Job) -> Statements:
     """By libpq's own trace of the protocol's messages."""
+    return on_the_wire(bank.connections, lambda: bank.run(job))
+
+
+def on_the_wire(connections: Sequence[Any], call: Callable[[], None]) -> Statements:
+    """What a call sends on these connections of psycopg."""
     with tempfile.TemporaryFile("w+") as trace:
-        for connection in bank.connections:
+        for connection in connections:
             connection.pgconn.trace(trace.fileno())
             connection.pgconn.set_trace_flags(Trace.SUPPRESS_TIMESTAMPS)
-        bank.run(job)
-        for connection in bank.connections:
+        call()
+        for connection in connections:
             connection.pgconn.untrace()
         trace.seek(0)
         messages = trace.read()
@@ -113,10 +118,12 @@ def durable_of(bank: Bank, admin: psycopg.Connection[Any], database: str) -> dic
         return counted
     for variant in (BARE, *FIRST):
         jobs = _prepared(bank, variant)
-        before = _counters(bank, admin, database)
+        before = counters(bank.connections, admin, database)
         for job in jobs:
             bank.run(job)
-        commits, flushes = (after - was for after, was in zip(_counters(bank, admin, database), before, strict=True))
+        commits, flushes = (
+            after - was for after, was in zip(counters(bank.connections, admin, database), before, strict=True)
+        )
         counted[variant] = Durable(commits / len(jobs), flushes / len(jobs))
     return counted
 
@@ -128,10 +135,10 @@ def written_by_replays(bank: Bank, admin: psycopg.Connection[Any]) -> Written:
         jobs = [job for variant in REPLAYS for job in _prepared(bank, variant)]
         for job in jobs:  # whoever reads a page first may have to prune from it what others have left there
             bank.run(job)
-        before = _log_position(admin)
+        before = log_position(admin)
         for job in jobs:
             bank.run(job)
-        after = _log_position(admin)
+        after = log_position(admin)
         least.append(Written(after[0] - before[0], after[1] - before[1]))
         if not any(least[-1]):
             break
@@ -147,8 +154,9 @@ def _prepared(bank: Bank, variant: str) -> list[Job]:
     return jobs
 
 
-def _counters(bank: Bank, admin: psycopg.Connection[Any], database: str) -> tuple[int, int]:
-    for connection in bank.connections:  # a session tells its counts when it likes, unless it is asked
+def counters(connections: Sequence[Any], admin: psycopg.Connection[Any], database: str) -> tuple[int, int]:
+    """Commits in the database, and flushes, until now."""
+    for connection in connections:  # a session tells its counts when it likes, unless it is asked
         # Past psycopg, which deallocates all that is prepared when it rolls back; a commit would be counted.
         connection.pgconn.exec_(b"BEGIN; SELECT pg_stat_force_next_flush(); ROLLBACK")
     commits = admin.execute("SELECT xact_commit FROM pg_stat_database WHERE datname = %s", [database]).fetchone()
@@ -162,7 +170,8 @@ def _counters(bank: Bank, admin: psycopg.Connection[Any], database: str) -> tupl
     return int(commits[0]), int(flushes[0])
 
 
-def _log_position(admin: psycopg.Connection[Any]) -> tuple[int, int]:
+def log_position(admin: psycopg.Connection[Any]) -> tuple[int, int]:
+    """Bytes of WAL, and transaction ids, until now."""
     row = admin.execute(
         "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0'), pg_snapshot_xmax(pg_current_snapshot())"
     ).fetchone()

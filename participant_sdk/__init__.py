@@ -24,6 +24,8 @@
     upkeep*       purging what nothing can ask for any more, settling what waited too long
     service_fence, service_inspection, inspection_sql, inspection_errors, holds, holds_tally, holds_sql, service_holds
                   what operators may ask: the fence, and what is reserved against it
+    service_idempotency
+                  what became of an idempotency key (`idempotency/`, a package of its own)
     errors        the tree of errors
 
 Names are loaded when they are first used: a program that only starts transactions never loads SQLAlchemy.
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from participant_sdk.participant import Participant
     from participant_sdk.payload import Payload, PayloadError
     from participant_sdk.serve import SERVER_OPTIONS, AsyncServing, Serving
+    from participant_sdk.service_idempotency import AsyncIdempotencyService, IdempotencyService
     from participant_sdk.transaction import Branch, BranchRefusal, BranchState, Transaction, TransactionState
     from participant_sdk.upkeep import PurgeReport, ResolveReport, Upkeep, UpkeepState
 
@@ -119,6 +122,7 @@ _HOMES = {
     "participant": ("Participant",),
     "payload": ("Payload", "PayloadError"),
     "serve": ("SERVER_OPTIONS", "AsyncServing", "Serving"),
+    "service_idempotency": ("AsyncIdempotencyService", "IdempotencyService"),
     "transaction": ("Branch", "BranchRefusal", "BranchState", "Transaction", "TransactionState"),
     "upkeep": ("PurgeReport", "ResolveReport", "Upkeep", "UpkeepState"),
 }
@@ -127,6 +131,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "SERVER_OPTIONS",
     "AlreadyDecided",
+    "AsyncIdempotencyService",
     "AsyncOpenTransaction",
     "AsyncServing",
     "AsyncTricordClient",
@@ -141,6 +146,7 @@ __all__ = [
     "FenceTables",
     "Hold",
     "IdempotencyKeyReused",
+    "IdempotencyService",
     "InvalidRequest",
     "NotEnlisted",
     "OpenTransaction",

@@ -10,7 +10,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from sqlalchemy import Connection
@@ -47,21 +47,20 @@ def second_argument(who: str, handler: Callable[..., Any], *, asynchronous: bool
     Raises ConfigurationError if its second parameter is annotated as anything else.
     """
     _, annotation, _ = _read(handler)
-    return _lent(f"{who} has a second parameter", who, annotation, asynchronous)
+    return lent_as(f"{who} has a second parameter", who, annotation, asynchronous)
 
 
 def only_argument(who: str, function: Callable[..., Any], *, asynchronous: bool) -> Any:
     """As `second_argument`, of a function that has no other parameter."""
     annotation, _, _ = _read(function)
-    return _lent(f"{who} has a parameter", who, annotation, asynchronous)
+    return lent_as(f"{who} has a parameter", who, annotation, asynchronous)
 
 
-def _lent(what: str, who: str, annotation: Any, asynchronous: bool) -> Any:
+def lent_as(what: str, who: str, annotation: Any, asynchronous: bool) -> Any:
+    """As `second_argument`, of an annotation. `what`: how an error begins."""
     if annotation is None or annotation is Any:
         return None
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):  # "Connection | None", for unit tests
-        members = [member for member in typing.get_args(annotation) if member is not type(None)]
-        annotation = members[0] if len(members) == 1 else annotation
+    annotation = without_none(annotation)
     name = str(annotation).rpartition(".")[2] if isinstance(annotation, Unreadable) else type_name(annotation)
     if isinstance(annotation, type):
         if asynchronous:
@@ -85,6 +84,14 @@ def _lent(what: str, who: str, annotation: Any, asynchronous: bool) -> Any:
     if isinstance(annotation, Unreadable):
         name = f"{str(annotation)!r}, which cannot be looked up; of one's own it must be a global of its module"
     raise ConfigurationError(f"{what} annotated {name}: with {engine} it is lent a {lent}; annotate it as one of them")
+
+
+def without_none(annotation: Any) -> Any:
+    """Of "Connection | None", as unit tests like it, the Connection."""
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return annotation
+    members = [member for member in typing.get_args(annotation) if member is not type(None)]
+    return members[0] if len(members) == 1 else annotation
 
 
 def _with_bind(who: str, session_class: type) -> type:
@@ -112,10 +119,16 @@ def _named(name: str) -> Any:
 
 def _read(handler: Callable[..., Any]) -> tuple[Any, Any, Any]:
     """The annotations of the first two parameters and of the result."""
-    function = inspect.unwrap(handler)
+    names = [parameter.name for parameter in signature_of(handler).parameters.values()]
+    found = looked_up(handler, (*names[:2], "return"))
+    return found[names[0]], found[names[1]] if len(names) > 1 else None, found["return"]
+
+
+def looked_up(function: Callable[..., Any], names: Iterable[str]) -> dict[str, Any]:
+    """The annotations of parameters by name, and of the result by "return": None where there is none."""
+    function = inspect.unwrap(function)
     function = getattr(function, "__func__", function)
     namespace = getattr(function, "__globals__", {})
-    names = [parameter.name for parameter in signature_of(handler).parameters.values()]
     hints = _raw_annotations(function)
 
     def look_up(name: str) -> Any:
@@ -127,7 +140,7 @@ def _read(handler: Callable[..., Any]) -> tuple[Any, Any, Any]:
         except Exception:
             return Unreadable(annotation)
 
-    return look_up(names[0]), look_up(names[1]) if len(names) > 1 else None, look_up("return")
+    return {name: look_up(name) for name in names}
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:

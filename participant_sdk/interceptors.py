@@ -48,7 +48,7 @@ Wrap: TypeAlias = Callable[[Behavior, bool, ReadScope], Behavior]
 """A behavior, whether it streams responses, and where its calls belong."""
 Pairs: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
-_KINDS: Final = {
+KINDS: Final = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
     (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
@@ -266,7 +266,7 @@ def _intercepted(
     if handler is None:  # nobody serves this method
         return None
     streams = bool(handler.response_streaming)
-    name, rebuilt = _KINDS[bool(handler.request_streaming), streams]
+    name, rebuilt = KINDS[bool(handler.request_streaming), streams]
     metadata = call.invocation_metadata or ()
     try:
         read_headers(metadata)

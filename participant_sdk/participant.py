@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from participant_sdk import serve
 from participant_sdk.actions import ActionDefinition, Actions, check_name, complete_actions
+from participant_sdk.background import Moves
 from participant_sdk.batch_keys import BatchKey, BatchKeys, check_declared
 from participant_sdk.call import IncomingCall, Reply
 from participant_sdk.engines import AsyncEngineFence, SyncEngineFence
@@ -37,7 +38,7 @@ from participant_sdk.upkeep_hands import TaskHands, ThreadHands
 from participant_sdk.upkeep_loops import TaskUpkeep, ThreadUpkeep
 from participant_sdk.upkeep_purge import purging
 from participant_sdk.upkeep_resolve import Scan, resolving
-from participant_sdk.upkeep_steps import Job, Memory, Moves, finish
+from participant_sdk.upkeep_steps import Job, Memory, finish
 
 if TYPE_CHECKING:
     import grpc

@@ -86,14 +86,28 @@ def encode(value: object) -> Payload:
         return Payload(value.SerializeToString(deterministic=True), content_type)
     kind: Any = type(value)
     if isinstance(value, dict) or _has_fields(kind):
-        try:
-            text = _write(jsonable(value, ""))
-        except RecursionError:
-            raise ValueError("it is nested too deeply, or contains itself") from None
-        return Payload(text.encode(), JSON)
+        return Payload(json_bytes(value), JSON)
     raise TypeError(
         f"{type(value).__name__} is not a dataclass, pydantic model, msgspec Struct, protobuf message, dict or bytes"
     )
+
+
+def json_bytes(value: object) -> bytes:
+    """The JSON text of any value that JSON can hold; raises TypeError or ValueError for any other."""
+    try:
+        return _write(jsonable(value, "")).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply, or contains itself") from None
+
+
+def read_json(decode: Decoder, data: bytes) -> Any:
+    """The value in JSON text, by a decoder of `json_types`; raises PayloadError."""
+    try:
+        value = decode(parse_json(data), "")
+        check_exact(value, data)
+        return value
+    except RecursionError:
+        raise PayloadError("", "is nested too deeply") from None
 
 
 def decode_untyped(payload: Payload) -> Any:
@@ -109,12 +123,7 @@ def _has_fields(kind: type) -> bool:
 def _decode_json(decode: Decoder, payload: Payload) -> Any:
     if payload.content_type != JSON and _media_type(payload)[0] != JSON:
         raise PayloadError("", f"has content type {payload.content_type!r}, wanted {JSON!r}")
-    try:
-        value = decode(parse_json(payload.data), "")
-        check_exact(value, payload.data)
-        return value
-    except RecursionError:
-        raise PayloadError("", "is nested too deeply") from None
+    return read_json(decode, payload.data)
 
 
 def _decode_message(kind: type[Message], payload: Payload) -> Message:

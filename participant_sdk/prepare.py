@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Engine, delete, func, inspect, literal, select, true
+from sqlalchemy import Connection, Engine, Table, delete, func, inspect, literal, select, true
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy.schema import CreateTable
 
@@ -26,6 +26,8 @@ from participant_sdk.fence_tables import FenceTables
 from participant_sdk.payload import Payload
 from participant_sdk.steps import Ask, CallFailed, Rollback, Send, Step
 
+R = TypeVar("R")
+
 CREATE_RUNS_MAX: Final = 5
 CREATE_SECONDS_MAX: Final = 10.0
 PROBE_BRANCH_ID: Final = 0
@@ -35,16 +37,7 @@ PROBE_BRANCH_ID: Final = 0
 def check_engine(engine: Engine, tables: FenceTables, connections_needed: int) -> Database:
     """The kind of database behind `engine`; raises ConfigurationError if the fence cannot live there."""
     database = database_of(engine.dialect, tables)
-    isolation_level = engine.get_execution_options().get(
-        "isolation_level", getattr(engine.dialect, "_on_connect_isolation_level", None)
-    )
-    if isolation_level == "AUTOCOMMIT":
-        raise ConfigurationError(
-            "the engine is in AUTOCOMMIT mode: the fence row and the business rows must commit together; create the "
-            "engine without isolation_level='AUTOCOMMIT'"
-        )
-    if engine.dialect.name == "sqlite" and _in_memory(engine):
-        raise ConfigurationError("an in-memory SQLite database cannot hold a fence: name a file")
+    check_transactions(engine, "the fence")
     capacity = pool_capacity(engine)
     if capacity is not None and capacity < connections_needed:
         raise ConfigurationError(
@@ -52,6 +45,23 @@ def check_engine(engine: Engine, tables: FenceTables, connections_needed: int) -
             "time: raise pool_size or max_overflow, or lower try_workers or phase2_workers"
         )
     return database
+
+
+def check_transactions(engine: Engine, what: str) -> None:
+    """Raises ConfigurationError, on behalf of `what`, if the engine's settings say that it has no transactions."""
+    if is_autocommit(engine):
+        raise ConfigurationError(
+            f"the engine is in AUTOCOMMIT mode: the rows of {what} and the business rows must commit together; create "
+            "the engine without isolation_level='AUTOCOMMIT'"
+        )
+    if engine.dialect.name == "sqlite" and _in_memory(engine):
+        raise ConfigurationError(f"an in-memory SQLite database cannot hold {what}: name a file")
+
+
+def is_autocommit(bind: Engine | Connection) -> bool:
+    """Whether each statement commits by itself there."""
+    default = getattr(bind.dialect, "_on_connect_isolation_level", None)
+    return bool(bind.get_execution_options().get("isolation_level", default) == "AUTOCOMMIT")
 
 
 def check_apart(first: Connection, second: Connection) -> None:
@@ -82,12 +92,22 @@ def _in_memory(engine: Engine) -> bool:
 
 def make_tables(connection: Connection, tables: FenceTables) -> str:
     """Create what is missing of the tables and read the fence's id. Many instances may start at the same time."""
+
+    def make() -> str:
+        create_missing(connection, tables.schema, tables.log, tables.info)
+        check_key(connection, tables.log, {"xid", "branch_id"}, "two calls of a branch would not meet")
+        return _fence_id(connection, tables)
+
+    return made_together(connection, make)
+
+
+def made_together(connection: Connection, make: Callable[[], R]) -> R:
+    """Do what other instances may be doing now, too, and commit."""
     for run in range(1, CREATE_RUNS_MAX + 1):
         try:
-            _create_missing(connection, tables)
-            fence_id = _fence_id(connection, tables)
+            made = make()
             connection.commit()
-            return fence_id
+            return made
         except (sqlalchemy_errors.DBAPIError, sqlalchemy_errors.NoSuchTableError):
             connection.rollback()
             if run == CREATE_RUNS_MAX:
@@ -96,19 +116,23 @@ def make_tables(connection: Connection, tables: FenceTables) -> str:
     raise AssertionError("unreachable")
 
 
-def _create_missing(connection: Connection, tables: FenceTables) -> None:
-    existing = set(inspect(connection).get_table_names(tables.schema))
-    for table in (tables.log, tables.info):
+def create_missing(connection: Connection, schema: str | None, *tables: Table) -> None:
+    """Create those that are not there."""
+    existing = set(inspect(connection).get_table_names(schema))
+    for table in tables:
         if table.name not in existing:
             connection.execute(CreateTable(table, if_not_exists=True))
     connection.commit()  # another instance may have made them: from REPEATABLE READ on, a new snapshot shows them
-    for table in (tables.log, tables.info):
+    for table in tables:
         connection.execute(select(table).where(~true()))  # every column is there
-    key = inspect(connection).get_pk_constraint(tables.log.name, tables.schema)["constrained_columns"]
-    if set(key) != {"xid", "branch_id"}:
-        raise ConfigurationError(
-            f"table {tables.log.name} has not the primary key (xid, branch_id): two calls of a branch would not meet"
-        )
+
+
+def check_key(connection: Connection, table: Table, columns: set[str], why: str) -> None:
+    """Raises ConfigurationError if that is not the table's primary key."""
+    key = inspect(connection).get_pk_constraint(table.name, table.schema)["constrained_columns"]
+    if set(key) != columns:
+        names = ", ".join(column.name for column in table.primary_key)
+        raise ConfigurationError(f"table {table.name} has not the primary key ({names}): {why}")
 
 
 def _fence_id(connection: Connection, tables: FenceTables) -> str:
@@ -173,7 +197,7 @@ def check_rolled_back(connection: Connection, tables: FenceTables, xid: str, fai
 
 
 @contextmanager
-def errors_told(engine: Engine) -> Iterator[None]:
+def errors_told(engine: Engine, what: str = "the fence") -> Iterator[None]:
     """Turns what the database says into a ConfigurationError that says it on one line."""
     try:
         yield
@@ -181,4 +205,4 @@ def errors_told(engine: Engine) -> Iterator[None]:
         raise ConfigurationError(_NOT_APART.format("AssertionPool")) from error
     except (sqlalchemy_errors.SQLAlchemyError, engine.dialect.loaded_dbapi.Error, CallFailed) as error:
         cause = error.orig if isinstance(error, sqlalchemy_errors.DBAPIError) and error.orig else error
-        raise ConfigurationError(f"the fence cannot be set up in the database: {describe(cause)}") from error
+        raise ConfigurationError(f"{what} cannot be set up in the database: {describe(cause)}") from error

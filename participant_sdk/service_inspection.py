@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
 
+from participant_sdk.background import view_of
 from participant_sdk.context import XID_FORM, is_xid
 from participant_sdk.databases.database import Script
 from participant_sdk.databases.mariadb import MariaDb
@@ -23,7 +24,6 @@ from participant_sdk.inspection_sql import COUNTED_MAX, Branch, InspectionSql
 from participant_sdk.local_transaction import Fence
 from participant_sdk.service_holds import compare, compare_async, comparison
 from participant_sdk.steps import run, run_async
-from participant_sdk.upkeep_hands import view_of
 from participant_sdk.upkeep_sql import FIRST
 from participant_sdk.upkeep_steps import floor_of
 from tricord.v1 import participant_pb2

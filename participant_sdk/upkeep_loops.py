@@ -16,6 +16,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Final
 
+from participant_sdk.background import Moves, Rest
 from participant_sdk.call import IncomingCall, Reply
 from participant_sdk.engines import AsyncEngineFence, SyncEngineFence
 from participant_sdk.lanes import TaskLanes, ThreadLanes
@@ -24,7 +25,7 @@ from participant_sdk.upkeep import PurgeReport, Report, ResolveReport, UpkeepSta
 from participant_sdk.upkeep_hands import TaskHands, ThreadHands
 from participant_sdk.upkeep_purge import purging
 from participant_sdk.upkeep_resolve import Scan, resolving
-from participant_sdk.upkeep_steps import Job, Moves, Rest, finish
+from participant_sdk.upkeep_steps import Job, finish
 
 logger = logging.getLogger("tricord.participant")
 

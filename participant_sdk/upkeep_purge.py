@@ -13,12 +13,13 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from participant_sdk.background import Moves
 from participant_sdk.fence import Status
 from participant_sdk.local_transaction import xid_ms
 from participant_sdk.transaction import TransactionState
 from participant_sdk.upkeep import PurgeReport
 from participant_sdk.upkeep_sql import DELETES_MAX, FIRST, Key, OldRow, Page
-from participant_sdk.upkeep_steps import Job, Moves, Round, floor_of
+from participant_sdk.upkeep_steps import Job, Round, floor_of
 
 CLOCK_MARGIN_MS: Final = 60_000
 """The purge's retention is longer by this than Try's: the database's clock may be set back, by a failover, too."""

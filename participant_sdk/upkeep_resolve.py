@@ -18,13 +18,14 @@ from datetime import timedelta
 from itertools import groupby
 from typing import Final
 
+from participant_sdk.background import Moves
 from participant_sdk.call import IncomingCall, Outcome, Reply, fingerprint
 from participant_sdk.errors import TricordError
 from participant_sdk.fence import SETTLES, Phase, Status
 from participant_sdk.transaction import Branch, BranchState, Transaction, TransactionState
 from participant_sdk.upkeep import ResolveReport
 from participant_sdk.upkeep_sql import FIRST, Key, OldRow, Page
-from participant_sdk.upkeep_steps import Fetch, Job, Moves, Round, RunCall, floor_of
+from participant_sdk.upkeep_steps import Fetch, Job, Round, RunCall, floor_of
 
 CALL_SECONDS: Final = 10.0
 PAGE_ROWS: Final = 10_000

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from participant_sdk.background import WAIT_SECONDS
 from participant_sdk.call import IncomingCall
 from participant_sdk.databases import Database
-from participant_sdk.databases.database import Script
+from participant_sdk.databases.database import BY_THE_KEY, Script
 from participant_sdk.databases.mariadb import MariaDb
 from participant_sdk.databases.sqlite import Sqlite
 from participant_sdk.fence import Phase, Status
@@ -30,15 +31,7 @@ FIRST: Final = ""
 """Sorts before every xid."""
 DELETES_MAX: Final = 100
 """Rows that one local transaction deletes: no lock is held for long, on SQLite the only one for writing."""
-WAIT_SECONDS: Final = 1.0
-"""How long a delete waits for a lock at most; it is in no hurry and comes again."""
 _KEYS_MAX: Final = 100
-
-_BY_THE_KEY: Final = "SELECT " + ", ".join(
-    f"set_config('enable_{plan}', 'off', true)" for plan in ("seqscan", "bitmapscan", "sort")
-)
-"""For this local transaction, PostgreSQL reads by the index, in its order, and only as far as it must. Without numbers
-about the table, or for a prepared statement, it may guess that it is quicker to read all that follows, and sort it."""
 
 _SETTLED: Final = frozenset((Status.COMMITTED, Status.ROLLBACKED, Status.SUSPENDED))
 _PURGEABLE: Final = (
@@ -96,7 +89,7 @@ def _words_of(database: Database) -> _Words:
         age_ms = "TIMESTAMPDIFF(MICROSECOND, {}, UTC_TIMESTAMP(6)) DIV 1000"
         return _Words(database.SIGN, database.NOW_MS, age_ms)
     now_ms = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
-    return _Words("%s", now_ms, "(extract(epoch FROM clock_timestamp() - {}) * 1000)::bigint", _BY_THE_KEY)
+    return _Words("%s", now_ms, "(extract(epoch FROM clock_timestamp() - {}) * 1000)::bigint", BY_THE_KEY)
 
 
 class UpkeepSql:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
+from participant_sdk.background import Do, Moves, Rest
 from participant_sdk.call import IncomingCall
 from participant_sdk.context import is_xid
 from participant_sdk.databases.database import Script
@@ -39,14 +40,6 @@ REST_MIN_SECONDS: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Do:
-    """Run a script on a connection of its own; where only one can write, one that `writes` takes its turn."""
-
-    script: Script[Any]
-    writes: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class LookUp:
     """Ask the coordinator how far these transactions have come; gives a LookedUp."""
 
@@ -67,15 +60,7 @@ class RunCall:
     call: IncomingCall
 
 
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """Wait so many seconds, or until told to stop."""
-
-    seconds: float
-
-
 Move: TypeAlias = Do | LookUp | Fetch | RunCall | Rest
-Moves: TypeAlias = Generator[Move, Any, R]
 
 
 class StoreChanged(TricordError):

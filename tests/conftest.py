@@ -13,10 +13,13 @@ import pytest
 from participant_sdk.context import bound, current_xid
 from tests.mariadb import MariaDbServer
 from tests.postgres import PostgresServer
+from tests.redis import RedisServer
 from tests.servers import LocalServer, ServerUnavailable
 
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
-DATABASE_FIXTURES = {"postgres_server", "pg_database", "own_server", "mariadb_server", "mariadb_database"}
+DATABASE_FIXTURES = {
+    "postgres_server", "pg_database", "own_server", "mariadb_server", "mariadb_database", "redis_server", "redis_url",
+}  # fmt: skip
 
 MEMORY = "/dev/shm"
 MEMORY_BYTES_MIN = 4 * 1024**3
@@ -98,6 +101,21 @@ def mariadb_database(mariadb_server: MariaDbServer) -> Iterator[str]:
     """The address (mysql://...) of a fresh database, dropped after the test; see pymysql_url() and asyncmy_url()."""
     with mariadb_server.lent_database() as dsn:
         yield dsn
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """A running server of our own; a test that stops or kills it starts it again."""
+    with started(RedisServer(external_dsn=None)) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """The address (redis://...) of an empty database."""
+    redis_server.start()
+    redis_server.flush()
+    return redis_server.dsn()
 
 
 @pytest.hookimpl(wrapper=True)

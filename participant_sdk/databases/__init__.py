@@ -19,24 +19,31 @@ from participant_sdk.databases.database import Database
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.fence_tables import FenceTables
 
-_SUPPORTED: Final = {
-    "postgresql": ("postgresql", "PostgreSQL", ("psycopg",)),
-    "mysql": ("mariadb", "MariaDb", ("pymysql", "asyncmy")),
-    "mariadb": ("mariadb", "MariaDb", ("pymysql", "asyncmy")),
-    "sqlite": ("sqlite", "Sqlite", ("pysqlite", "aiosqlite")),
+_DRIVERS: Final = {
+    "postgresql": ("postgresql", ("psycopg",)),
+    "mysql": ("mariadb", ("pymysql", "asyncmy")),
+    "mariadb": ("mariadb", ("pymysql", "asyncmy")),
+    "sqlite": ("sqlite", ("pysqlite", "aiosqlite")),
 }
+_CLASSES: Final = {"postgresql": "PostgreSQL", "mariadb": "MariaDb", "sqlite": "Sqlite"}
+
+
+def module_of(dialect: Dialect, what: str) -> str:
+    """Which of the three it is; raises ConfigurationError, on behalf of `what`, for one that is not supported."""
+    if dialect.name not in _DRIVERS:
+        raise ConfigurationError(f"{dialect.name} is not supported: {what} needs PostgreSQL, MariaDB or SQLite")
+    module, drivers = _DRIVERS[dialect.name]
+    if dialect.driver not in drivers:
+        wanted = " or ".join(f"{dialect.name}+{driver}" for driver in drivers)
+        raise ConfigurationError(f"the driver {dialect.name}+{dialect.driver} is not supported: use {wanted}")
+    return module
 
 
 def database_of(dialect: Dialect, tables: FenceTables) -> Database:
     """The database behind an engine; raises ConfigurationError for one that is not supported."""
-    if dialect.name not in _SUPPORTED:
-        raise ConfigurationError(f"{dialect.name} is not supported: the fence needs PostgreSQL, MariaDB or SQLite")
-    module, name, drivers = _SUPPORTED[dialect.name]
-    if dialect.driver not in drivers:
-        wanted = " or ".join(f"{dialect.name}+{driver}" for driver in drivers)
-        raise ConfigurationError(f"the driver {dialect.name}+{dialect.driver} is not supported: use {wanted}")
-    made: Database = getattr(import_module(f"participant_sdk.databases.{module}"), name)(dialect, tables)
+    module = module_of(dialect, "the fence")
+    made: Database = getattr(import_module(f"participant_sdk.databases.{module}"), _CLASSES[module])(dialect, tables)
     return made
 
 
-__all__ = ["Database", "database_of"]
+__all__ = ["Database", "database_of", "module_of"]

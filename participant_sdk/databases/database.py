@@ -37,6 +37,12 @@ IDLE_MIN_MS: Final = 10_000
 
 FENCE_CHECKED: Final = "tricord.fence_id"
 
+BY_THE_KEY: Final = "SELECT " + ", ".join(
+    f"set_config('enable_{plan}', 'off', true)" for plan in ("seqscan", "bitmapscan", "sort")
+)
+"""For this local transaction, PostgreSQL reads by the index, in its order, and only as far as it must. Without numbers
+about the table, or for a prepared statement, it may guess that it is quicker to read all that follows, and sort it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:

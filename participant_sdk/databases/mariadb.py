@@ -33,7 +33,7 @@ from participant_sdk.steps import Ask, Look, Rollback, RunAgain, Send
 
 _LIMITS: Final = "tricord.limits"
 
-_DUPLICATE: Final = 1062
+DUPLICATE: Final = 1062
 
 _TRANSIENT: Final = frozenset(
     {
@@ -75,7 +75,7 @@ class MariaDb(OneByOne):
             try:
                 yield Send(self._insert, new_row(call, status))
             except Exception as error:
-                if _number(error) != _DUPLICATE:
+                if number_of(error) != DUPLICATE:
                     raise
             else:
                 # Not with the insert, whose clock is that of its start, before it waited.
@@ -143,7 +143,7 @@ class MariaDb(OneByOne):
 
     def is_transient(self, error: BaseException) -> bool:
         """See Database."""
-        return is_refused_connection(error) or _number(error) in _TRANSIENT
+        return is_transient(error)
 
     def _check_fence(self) -> Script[None]:
         if (yield Look(lambda connection: connection.info.get(FENCE_CHECKED))) == self.fence_id:
@@ -175,7 +175,12 @@ def _set(lock_seconds: int, idle_seconds: int | None) -> str:
     return f"SET SESSION innodb_lock_wait_timeout = {lock_seconds}{idle}"
 
 
-def _number(error: BaseException) -> int:
+def is_transient(error: BaseException) -> bool:
+    """See Database."""
+    return is_refused_connection(error) or number_of(error) in _TRANSIENT
+
+
+def number_of(error: BaseException) -> int:
     """The server's or the driver's number of an error, 0 if it has none."""
     if isinstance(error, sqlalchemy_errors.DBAPIError):
         error = error.orig or error

@@ -9,10 +9,9 @@ is put into a script is numbers, names of known form, and everything else in hex
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import psycopg
 from sqlalchemy import Connection, Dialect
@@ -36,12 +35,20 @@ from participant_sdk.databases.database import (
     noted,
     wait_ms,
 )
-from participant_sdk.databases.postgresql_script import READY, Changed, NotPrepared, PgScript, PgSettle, Prepared
+from participant_sdk.databases.postgresql_script import Changed, PgScript, PgSettle, Prepared
+from participant_sdk.databases.postgresql_statements import (
+    ONE_ROW,
+    Statements,
+    as_it_is,
+    begun,
+    bytes_as_sql,
+    text_as_sql,
+)
 from participant_sdk.fence import Phase, Status
 from participant_sdk.fence_row import MEETS_WITH, FenceRow, Meeting, RowGone, status_of
 from participant_sdk.fence_tables import FenceTables
 from participant_sdk.payload import Payload
-from participant_sdk.steps import Look, Rollback, RunAgain
+from participant_sdk.steps import Look, RunAgain
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
@@ -57,13 +64,10 @@ _FINISHED: Final = (
     "modified_at = clock_timestamp(), finished_at = clock_timestamp(), intent = NULL, lease_until_ms = NULL"
 )
 _MINE: Final = "status = $3 AND finished_at IS NULL AND intent IS NOT DISTINCT FROM $4"
-_ONE_ROW: Final = "WITH hit AS ({update} RETURNING 1) SELECT 1 / count(*) FROM hit"
 
 _DEFERS: Final = "tricord.defers"
 """In the connection's `info`: whether there were constraints to defer when it was new."""
 _DEFERRABLE: Final = "SELECT 1 FROM pg_constraint WHERE condeferrable LIMIT 1"
-
-_ALREADY_PREPARED: Final = "42P05"
 
 _TRANSIENT_SQLSTATES: Final = frozenset(
     {
@@ -102,7 +106,7 @@ class PostgreSQL(Database):
 
     def __init__(self, dialect: Dialect, tables: FenceTables) -> None:
         super().__init__(dialect, tables)
-        row, log = _ROW.format(now_ms=_NOW_MS), _as_it_is(self.log)
+        row, log = _ROW.format(now_ms=_NOW_MS), as_it_is(self.log)
         # One look-up after another, in the order of the keys: a join could choose to read the whole table.
         read_all = (
             "SELECT found.* FROM (SELECT * FROM unnest($1, $2) WITH ORDINALITY AS key (x, b, place) ORDER BY place) "
@@ -121,20 +125,20 @@ class PostgreSQL(Database):
             "created_at, modified_at) VALUES ($1, $2, $3, $4, $5, $6, $7, clock_timestamp(), clock_timestamp()) "
             "ON CONFLICT DO NOTHING RETURNING"
         )
-        self._sql = {
+        sql = {
             "meet_new": f"{insert} {_NOW_MS}",
             "meet": f"WITH made AS ({insert} status) "
             f"SELECT {_NOW_MS}, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM made "
             f"UNION ALL SELECT NULL, {row} FROM {log} WHERE {_THIS}",
             "read": f"SELECT NULL, {row} FROM {log} WHERE {_THIS}",
             "start": start,
-            "start_one": _ONE_ROW.format(update=start),
-            "finish": _ONE_ROW.format(update=finish.format(more="")),
-            "finish_with_result": _ONE_ROW.format(update=finish.format(more=", result = $5, result_content_type = $6")),
-            "refuse": _ONE_ROW.format(
+            "start_one": ONE_ROW.format(update=start),
+            "finish": ONE_ROW.format(update=finish.format(more="")),
+            "finish_with_result": ONE_ROW.format(update=finish.format(more=", result = $5, result_content_type = $6")),
+            "refuse": ONE_ROW.format(
                 update=finish.format(more=", status = $5, refusal_reason = $6, refusal_message = $7")
             ),
-            "lease": _ONE_ROW.format(
+            "lease": ONE_ROW.format(
                 update=f"UPDATE {log} SET intent = $5, lease_until_ms = {_NOW_MS} + $6 WHERE {_THIS} AND {_MINE}"
             ),
             "lapse": f"UPDATE {log} SET lease_until_ms = 0 WHERE {_THIS} AND {_MINE}",
@@ -145,12 +149,11 @@ class PostgreSQL(Database):
             f"ON CONFLICT DO NOTHING RETURNING xid, branch_id, {_NOW_MS}",
             "read_all": f"{read_all} OFFSET 0) AS found",
             "lock_all": f"{read_all} FOR UPDATE) AS found",
-            "delete_marked": _ONE_ROW.format(update=f"DELETE FROM {log} WHERE {_THIS} AND lease_until_ms = $3 {unmet}"),
+            "delete_marked": ONE_ROW.format(update=f"DELETE FROM {log} WHERE {_THIS} AND lease_until_ms = $3 {unmet}"),
             "clear": f"DELETE FROM {log} WHERE (xid, branch_id) IN (SELECT * FROM unnest($1, $2)) "
             f"AND lease_until_ms = $3 {unmet}",
         }
-        # Named after their text: two fences, or two versions, on one connection do not take each other's.
-        self._names = {key: f"tricord_{key}_{zlib.crc32(sql.encode()):08x}" for key, sql in self._sql.items()}
+        self._statements = Statements(sql, self._TYPES)
 
     def meet(self, call: IncomingCall) -> Script[Meeting]:
         """See Database."""
@@ -164,7 +167,7 @@ class PostgreSQL(Database):
             _word(call.action),
             f"{status:d}",
             f"{FINGERPRINT_ALGORITHM}",
-            _bytes(call.fingerprint),
+            bytes_as_sql(call.fingerprint),
         )
         # A first Try hardly ever meets a row, so that looking for one in the same statement is not worth its cost.
         meet = self._prepared("meet_new" if is_try and call.attempt <= 1 else "meet", arguments)
@@ -200,7 +203,7 @@ class PostgreSQL(Database):
     def _finish(self, call: IncomingCall, status: Status, result: Payload | None, intent: str | None) -> Prepared:
         if result is None:
             return self._prepared("finish", _mine(call, status, intent))
-        arguments = (*_mine(call, status, intent), _bytes(result.data), _text(result.content_type))
+        arguments = (*_mine(call, status, intent), bytes_as_sql(result.data), text_as_sql(result.content_type))
         return self._prepared("finish_with_result", arguments)
 
     def refuse(self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None) -> Script[None]:
@@ -209,7 +212,7 @@ class PostgreSQL(Database):
         yield PgScript(back, self._refuse(call, refusal, intent), ";COMMIT", RowGone, counted=int(handled))
 
     def _refuse(self, call: IncomingCall, refusal: Refusal, intent: str | None) -> Prepared:
-        more = f"{Status.ROLLBACKED:d}", _text(refusal.reason), _text(refusal.message)
+        more = f"{Status.ROLLBACKED:d}", text_as_sql(refusal.reason), text_as_sql(refusal.message)
         return self._prepared("refuse", (*_mine(call, Status.TRIED, intent), *more))
 
     def meet_all(self, calls: Sequence[IncomingCall], mark: int) -> Script[list[Meeting]]:
@@ -228,7 +231,7 @@ class PostgreSQL(Database):
             _word(calls[0].action),
             f"{status:d}",
             f"{FINGERPRINT_ALGORITHM}",
-            f"ARRAY[{','.join(_bytes(call.fingerprint) for call in calls)}]::bytea[]",
+            f"ARRAY[{','.join(bytes_as_sql(call.fingerprint) for call in calls)}]::bytea[]",
             str(mark) if is_try else "NULL",
         )
         results = yield from self._first(first, self._prepared("meet_all", arguments))
@@ -304,65 +307,45 @@ class PostgreSQL(Database):
 
     def is_transient(self, error: BaseException) -> bool:
         """See Database."""
-        if is_refused_connection(error):
-            return True
-        if isinstance(error, sqlalchemy_errors.DBAPIError):
-            error = error.orig or error
-        if not isinstance(error, psycopg.Error):
-            return False
-        if error.sqlstate is None:  # no answer of the server: the connection was refused or lost
-            return isinstance(error, psycopg.OperationalError)
-        return error.sqlstate in _TRANSIENT_SQLSTATES or error.sqlstate.startswith("08")
+        return is_transient(error)
 
     def _prepared(self, key: str, arguments: Sequence[str]) -> Prepared:
-        return Prepared(self._names[key], self._sql[key], arguments)
+        return self._statements.with_(key, arguments)
+
+    @property
+    def _owner(self) -> tuple[str, str]:
+        return self.log, self.fence_id
 
     def _first(self, call: IncomingCall, prepared: Prepared, after: str = "") -> Script[Sequence[PGresult]]:
         """Begin, bounded, and run what is `prepared`; the results of all."""
-        script = PgScript(_limits(call), prepared, after, of=(self.log, self.fence_id))
-        results: Sequence[PGresult] | None
-        try:
-            results = yield script
-        except NotPrepared:  # since the driver, or the user, has deallocated all that there was
-            yield Rollback()
-            results = None
-        if results is None:
-            yield from self._make_ready()
-            results = yield script
-        if results is None:
-            raise AssertionError("it was made ready")
-        return results
+        script = PgScript(_limits(call), prepared, after, of=self._owner)
+        return (yield from begun(script, self._make_ready))
 
     def _make_ready(self) -> Script[None]:
         """Prepare the statements and see that it is the right database."""
-        results = yield PgScript(f"SELECT fence_id FROM {_as_it_is(self.info)};{_DEFERRABLE}")
+        results = yield PgScript(f"SELECT fence_id FROM {as_it_is(self.info)};{_DEFERRABLE}")
         found = results[0].get_value(0, 0) if results[0].ntuples else None
         defers = bool(results[1].ntuples)
         self.check_fence_id(None if found is None else found.decode())
-        prepares = yield Look(_prepares)
-        for key, sql in self._sql.items() if prepares else ():
-            prepare = f"PREPARE {self._names[key]}({self._TYPES[key]}) AS {sql}"
-            try:
-                yield PgScript(prepare)
-            except psycopg.Error as error:
-                if error.sqlstate != _ALREADY_PREPARED:
-                    raise
-                yield PgScript(f"DEALLOCATE {self._names[key]};{prepare}")  # it may be older than the table
-        yield Look(lambda connection: connection.info.update({READY: (self.log, self.fence_id), _DEFERS: defers}))
+        yield from self._statements.prepare(self._owner)
+        yield Look(lambda connection: connection.info.update({_DEFERS: defers}))
 
 
-def _as_it_is(name: str) -> str:
-    """A table's name without what SQLAlchemy has done to it for a driver that looks for parameters in the text."""
-    return name.replace("%%", "%")
+def is_transient(error: BaseException) -> bool:
+    """See Database."""
+    if is_refused_connection(error):
+        return True
+    if isinstance(error, sqlalchemy_errors.DBAPIError):
+        error = error.orig or error
+    if not isinstance(error, psycopg.Error):
+        return False
+    if error.sqlstate is None:  # no answer of the server: the connection was refused or lost
+        return isinstance(error, psycopg.OperationalError)
+    return error.sqlstate in _TRANSIENT_SQLSTATES or error.sqlstate.startswith("08")
 
 
 def _defers(connection: Connection) -> bool:
     return bool(noted(connection, _DEFERS))
-
-
-def _prepares(connection: Connection) -> bool:
-    raw = cast("psycopg.Connection[Any]", connection.connection.driver_connection)
-    return raw.prepare_threshold is not None
 
 
 # Deferred constraints are checked now, while what fails can still be told as the handler's error.
@@ -392,18 +375,6 @@ def _word(value: str | None) -> str:
     if not _WORD.fullmatch(value):  # checked at the door long before, but here it becomes SQL
         raise ValueError(f"{value!r} cannot stand in a script")
     return f"'{value}'"
-
-
-def _bytes(value: bytes) -> str:
-    return f"E'\\\\x{value.hex()}'"  # a literal, which costs the server less than a call of decode()
-
-
-_PLAIN: Final = re.compile(r"[A-Za-z0-9 ._/;=+-]*")
-"""Means itself between quotes, whatever the server's settings."""
-
-
-def _text(value: str) -> str:
-    return f"'{value}'" if _PLAIN.fullmatch(value) else f"convert_from({_bytes(value.encode())}, 'UTF8')"
 
 
 def _this(call: IncomingCall) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The step that sends a script of the fence's prepared statements, past SQLAlchemy and psycopg's cursors."""
+"""The step that sends a script of prepared statements, past SQLAlchemy and psycopg's cursors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 READY: Final = "tricord.ready"
-"""In the connection's `info`: the fence whose statements are prepared on it."""
+"""In the connection's `info`: whose statements are prepared on it."""
 _IN_FULL: Final = "tricord.in_full"
 _SENT: Final = "tricord.sent"
 
@@ -30,10 +30,10 @@ _PLAN_OUTDATED: Final = "0A000"
 
 
 class NotPrepared(RunAgain):
-    """The fence's prepared statements were gone. psycopg deallocates all that there are when it has rolled back."""
+    """The prepared statements were gone. psycopg deallocates all that there are when it has rolled back."""
 
     def __init__(self) -> None:
-        super().__init__("the fence's prepared statements were gone")
+        super().__init__("the SDK's prepared statements were gone")
 
 
 class Changed(RunAgain):
@@ -45,7 +45,7 @@ class Changed(RunAgain):
 
 @dataclass(slots=True)
 class Prepared:
-    """A statement of the fence with its arguments, as SQL."""
+    """A statement with its arguments, as SQL."""
 
     name: str
     sql: str
@@ -56,7 +56,7 @@ class Prepared:
         return _PARAMETER.sub(lambda found: self.arguments[int(found[1]) - 1], self.sql)
 
 
-_PARAMETER: Final = re.compile(r"\$(\d)")
+_PARAMETER: Final = re.compile(r"\$(\d+)")
 
 
 @dataclass(slots=True)
@@ -64,8 +64,10 @@ class PgScript:
     """The step that sends a script, `prepared` between `before` and `after`; gives the result of each statement.
 
     `lead` goes before all that, each prepared part of it with its own end. `missed` is raised when the statement number
-    `counted` (from 0; None: any), one that must hit a row, has hit none. A script `of` a fence begins a local
-    transaction; on a connection that is not ready for this fence it gives None instead.
+    `counted` (from 0; None: any), one that must hit a row, has hit none. A script `of` a fence, or of
+    whoever else has statements prepared, begins a local transaction; on a connection that is not ready for this owner
+    it gives None instead. `begin`: how it begins, if not as the engine does; None: it does not. Without an owner, it
+    begins if `begin` says how. None begins where something has begun already; `begun` says whether it did.
 
     With `later` nobody waits for its results: they are looked at before the connection is asked for anything else, and
     an error among them is raised by the next script. It must be one that leaves the local transaction failed.
@@ -77,17 +79,20 @@ class PgScript:
     missed: type[Exception] | None = None
     counted: int | None = 0
     of: tuple[str, str] | None = None
+    begin: str | None = ""
     lead: Sequence[str | Prepared] = ()
     later: bool = False
+    begun: bool = False
 
     def perform(self, connection: Connection) -> Sequence[PGresult] | None:
         """See Step."""
         fairy = connection.connection
         raw: psycopg.Connection[Any] = fairy.dbapi_connection  # type: ignore[assignment]
         if self.of is not None:
-            if fairy.info.get(READY) != self.of:
+            if self.of not in fairy.info.get(READY, ()):
                 return None
-            known_to_sqlalchemy(connection)
+            if self.begin is not None:
+                known_to_sqlalchemy(connection)
         try:
             if (sent := fairy.info.get(_SENT)) is not None:
                 sent.collect()
@@ -112,9 +117,10 @@ class PgScript:
         fairy = synchronous.connection
         raw: psycopg.AsyncConnection[Any] = fairy.driver_connection  # type: ignore[assignment]
         if self.of is not None:
-            if fairy.info.get(READY) != self.of:
+            if self.of not in fairy.info.get(READY, ()):
                 return None
-            await connection.run_sync(known_to_sqlalchemy)  # a listener of the engine may execute something
+            if self.begin is not None:
+                await connection.run_sync(known_to_sqlalchemy)  # a listener of the engine may execute something
         try:
             if (sent := fairy.info.get(_SENT)) is not None:
                 await sent.collect()
@@ -136,8 +142,10 @@ class PgScript:
         for part in self.lead:
             sql += part if isinstance(part, str) else self._run(part, info, raw) + ";"
         # It has begun if the engine has a listener that executes something at every beginning.
-        if self.of is not None and raw.pgconn.transaction_status == TransactionStatus.IDLE:
-            sql = _BEGIN[raw.isolation_level] + sql
+        begins = self.begin if self.of is None else self.begin is not None
+        self.begun = bool(begins) and raw.pgconn.transaction_status == TransactionStatus.IDLE
+        if self.begun:
+            sql = (self.begin or _BEGIN[raw.isolation_level]) + sql
         if self.prepared is not None:
             sql += self._run(self.prepared, info, raw)
         return sql + self.after
@@ -150,7 +158,7 @@ class PgScript:
     def error_in(self, results: Sequence[PGresult], raw: Any) -> Exception:
         """What the last of the results says, which is an error."""
         error = psycopg.errors.error_from_result(results[-1], encoding=raw.info.encoding)
-        where_counted = self.counted is None or len(results) == self.counted + 1
+        where_counted = self.counted is None or len(results) == self.counted + 1 + self.begun
         if self.missed is not None and where_counted and error.sqlstate == _DIVISION_BY_ZERO:
             return self.missed()
         return error

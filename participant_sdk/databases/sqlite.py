@@ -73,7 +73,7 @@ class Sqlite(OneByOne):
 
         The driver's own idea of when to begin (or an engine event's) is undone first, so that it cannot matter.
         """
-        if (yield Ask(_in_transaction)):
+        if (yield Ask(in_transaction)):
             yield Send("ROLLBACK")
         if (yield Look(lambda connection: connection.info.get(_BUSY_TIMEOUT))) is None:
             before = int((yield Send("PRAGMA busy_timeout")).rows[0][0])
@@ -101,11 +101,7 @@ class Sqlite(OneByOne):
 
     def is_transient(self, error: BaseException) -> bool:
         """See Database."""
-        if is_refused_connection(error):
-            return True
-        if isinstance(error, sqlalchemy_errors.DBAPIError):
-            error = error.orig or error
-        return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in (_BUSY, _LOCKED)
+        return is_transient(error)
 
     def _check_fence(self) -> Script[None]:
         if (yield Look(lambda connection: connection.info.get(FENCE_CHECKED))) == self.fence_id:
@@ -115,6 +111,15 @@ class Sqlite(OneByOne):
         yield Look(lambda connection: connection.info.update({FENCE_CHECKED: self.fence_id}))
 
 
-def _in_transaction(connection: Connection) -> bool:
+def in_transaction(connection: Connection) -> bool:
     known_to_sqlalchemy(connection)  # the engine's "begin" event does now whatever it does
     return bool(connection.connection.driver_connection.in_transaction)  # type: ignore[union-attr]
+
+
+def is_transient(error: BaseException) -> bool:
+    """See Database."""
+    if is_refused_connection(error):
+        return True
+    if isinstance(error, sqlalchemy_errors.DBAPIError):
+        error = error.orig or error
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in (_BUSY, _LOCKED)

@@ -13,7 +13,8 @@
         ├── RunUnknown                whether it was done is not known; a person or a reconciliation has to say
         ├── NotComparable             the record's fingerprint is of a newer program
         ├── LeaseLost                 raised in a run: another one has taken over, and nothing of this one stays
-        └── StoreUnavailable          the store cannot be reached; nothing has run
+        ├── StoreUnavailable          the store cannot be reached; nothing has run
+        └── RetriesExhausted          for clients (retry_errors): no try was answered
 
 `retryable` says whether the same request, with the same key, can end differently when it is sent again.
 """

@@ -81,7 +81,7 @@ def verdict(record: Record | None, matches: Callable[[Fingerprint], bool | None]
     `matches` compares the request with a stored fingerprint: None if it is of an unknown algorithm. It is asked on
     every path, also where the request would only wait or run again: the key of one request never serves another.
     """
-    if record is None or _expired(record):
+    if record is None or has_expired(record):
         return Verdict.RUN
     same = matches(record.fingerprint)
     if same is None:
@@ -101,8 +101,8 @@ def verdict(record: Record | None, matches: Callable[[Fingerprint], bool | None]
             return _over(record, rules) if record.lease_left_ms <= 0 else Verdict.IN_PROGRESS
 
 
-def _expired(record: Record) -> bool:
-    """What is processed or UNKNOWN has no time at which it expires."""
+def has_expired(record: Record) -> bool:
+    """Whether it is as if it were not there. What is processed or UNKNOWN has no time at which it expires."""
     left_ms = None if record.state in (State.PROCESSING, State.UNKNOWN) else record.expires_left_ms
     return left_ms is not None and left_ms <= 0
 

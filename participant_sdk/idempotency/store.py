@@ -2,6 +2,10 @@
 
 As the fence's `Database` (participant_sdk.databases), it is written once for Engine and AsyncEngine. A script decides
 nothing: `machine.verdict` does. All writes compare and swap on the fence number, all times are the database's.
+
+`complete`, `reach` and `write` without `commit` consist of `Send` alone, which needs no more than a cursor, so that
+they can be carried out in a local transaction of the driver's own connection too. A local transaction of the store's
+own that loses a race (a serialization failure, a deadlock) is run again here, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -9,10 +13,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from participant_sdk.databases.database import Script
 from participant_sdk.idempotency.record import Answer, Fingerprint, Record, State
+from participant_sdk.steps import Rollback
 
 if TYPE_CHECKING:
     from participant_sdk.idempotency.tables import IdempotencyTables
@@ -29,6 +34,10 @@ class Claim:
     fingerprint: Fingerprint
     owner: str
     lease_ms: int
+    durable: bool = True
+    """Whether the claim itself has to survive a crash of the database server. Not where the only effect of the run is
+    the local transaction that completes it: a completion that is durable makes the claim before it durable, too, and
+    without one nothing has happened. Where there is a choice (PostgreSQL), such a claim costs no flush."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +68,25 @@ class Met:
 
 
 class Store(ABC):
-    """A database with the table of records in it."""
+    """A database with the table of records in it.
+
+    `channel`: where PostgreSQL tells of the end of a run that somebody waits for; its payload is the key's hash in
+    hexadecimal. None where a database cannot tell: whoever waits looks again from time to time.
+    """
+
+    channel: str | None = None
+    one_writer: ClassVar[bool] = False
 
     def __init__(self, tables: IdempotencyTables) -> None:
         self.tables = tables
+
+    @abstractmethod
+    def is_transient(self, error: BaseException) -> bool:
+        """Whether the driver's `error` only means that a local transaction lost a race, or its connection."""
+
+    def leave(self) -> Script[None]:
+        """End a local transaction that `meet` has begun and that changes nothing."""
+        yield Rollback()
 
     # Leased and phased: each of these is a local transaction of its own, with its COMMIT.
 
@@ -74,7 +98,8 @@ class Store(ABC):
     def take_over(self, claim: Claim, met: Record) -> Script[Held | None]:
         """PROCESSING with the next fence and attempt, if fence and state are still those of `met`; else None.
 
-        For a record that has expired, attempts count from 1 again, and what its phases left is gone.
+        For a record that has expired, attempts count from 1 again, and what its phases left is gone. Does not wait for
+        whoever has the record locked, such as for a completion that is not committed yet: then it is None too.
         """
 
     @abstractmethod
@@ -88,7 +113,7 @@ class Store(ABC):
     def settle(self, held: Held, outcome: Outcome) -> Script[bool]:
         """End a run whose work has left nothing (failed, or UNKNOWN), if the fence is still its; whether it was.
 
-        Also for the operator's word on an UNKNOWN record.
+        Also for the operator's word on an UNKNOWN record. Raises ValueError for PROCESSING.
         """
 
     @abstractmethod
@@ -106,25 +131,26 @@ class Store(ABC):
     # In the local transaction of the work, which somebody else commits.
 
     @abstractmethod
-    def complete(self, held: Held, outcome: Outcome) -> Script[bool]:
-        """End a leased run together with its work; whether anybody waits for it.
+    def complete(self, held: Held, outcome: Outcome, *, commit: bool = False) -> Script[bool]:
+        """End a leased run together with its work; whether anybody waits for it. `commit`: and commit.
 
         Raises LeaseLost if the fence is not its any more: the work must then roll back.
         """
 
     @abstractmethod
-    def reach(self, held: Held, point: str, phase_data: bytes) -> Script[None]:
+    def reach(self, held: Held, point: str, phase_data: bytes, *, commit: bool = False) -> Script[None]:
         """Store a recovery point together with a phase's work. Raises LeaseLost as `complete`."""
 
     @abstractmethod
     def meet(self, key_hash: bytes, wait_ms: int) -> Script[Met]:
         """For an atomic run, first thing in its local transaction: bar this key to others, and read its record.
 
-        Does not wait for another run of the key: then `free` is False.
+        Does not wait for another run of the key: then `free` is False. A record that has ended is read all the same.
+        `wait_ms` bounds the wait for what else is in the way: on SQLite, the only lock for writing.
         """
 
     @abstractmethod
-    def write(self, claim: Claim, met: Record | None, outcome: Outcome) -> Script[None]:
+    def write(self, claim: Claim, met: Record | None, outcome: Outcome, *, commit: bool = False) -> Script[None]:
         """For an atomic run, last thing in its local transaction: its record, in place of `met` if there was one.
 
         Raises LeaseLost if another has written one meanwhile.

@@ -2,7 +2,9 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +14,11 @@ from tests.integration.guide_programs import Guide
 from tests.integration.participant_server import ParticipantServer
 from tests.integration.scene import Scene
 from tests.mariadb import asyncmy_url, pymysql_url
+
+if TYPE_CHECKING:
+    from tests.integration.served_shop import Shop
+
+_items = count(1)
 
 
 @pytest.fixture
@@ -65,3 +72,35 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Scene]:
     """Of several coordinators."""
     with ExitStack() as stack:
         yield Scene(stack, request.getfixturevalue("pg_database"))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "sqlite",
+        pytest.param("postgres", marks=pytest.mark.database),
+        pytest.param("mariadb", marks=pytest.mark.database),
+        "sqlite-threads",
+        pytest.param("postgres-threads", marks=pytest.mark.database),
+    ],
+)
+def web_shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Shop]":
+    """The idempotent shop on each kind of database; a module's tests share it, each with items of its own."""
+    from tests.integration.served_shop import opened  # it loads frameworks that no other test needs
+
+    kind, _, threads = request.param.partition("-")
+    with ExitStack() as stack:
+        if kind == "sqlite":
+            folder = tmp_path_factory.mktemp("shop")
+            url, sync = sqlite_url(folder, asynchronous=not threads), sqlite_url(folder)
+        else:
+            dsn = stack.enter_context(request.getfixturevalue(f"{kind}_server").lent_database())
+            url = postgres_url(dsn) if kind == "postgres" else asyncmy_url(dsn)
+            sync = postgres_url(dsn) if kind == "postgres" else pymysql_url(dsn)
+        yield stack.enter_context(opened(url, sync, threads=bool(threads)))
+
+
+@pytest.fixture
+def item() -> str:
+    """A new thing to order from a shop; its name is the key too."""
+    return f"item-{next(_items)}"

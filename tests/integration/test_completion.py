@@ -67,8 +67,11 @@ def completed_by_bash(line: str, path: str) -> list[str]:
 
 def test_bash(path: str) -> None:
     commands = completed_by_bash("tricord ", path)
-    known = "audit cancel check completion config doctor fence list migrate participants resolve retry serve show stats"
-    assert {*known.split(), "watch"} == {*commands}
+    known = (
+        "audit cancel check completion config doctor fence idempotency list migrate participants resolve retry serve "
+        "show stats watch"
+    )
+    assert {*known.split()} == {*commands}
     assert completed_by_bash("tricord pa", path) == ["participants"]
     assert completed_by_bash("tricord participants -o ", path) == ["table", "wide", "json", "jsonl"]
     assert completed_by_bash("tricord check -o ", path) == ["table", "json", "jsonl"]
@@ -138,6 +141,8 @@ def test_nothing_heavy_before_it_is_needed() -> None:
     assert imported("completion", "bash") == set()
     for command in ("check", "list", "show", "participants", "stats", "watch"):
         assert imported(command, "--help") == set(), command
+    for command in ("list", "resolve"):
+        assert imported("idempotency", command, "--help") == set(), command
         assert imported(command, "--nonsense") == set(), command
 
 

@@ -44,9 +44,8 @@ class SimHands(TaskHands):
         database: SimDatabase,
         execute: Callable[[IncomingCall], Awaitable[Reply]],
     ) -> None:
-        self._database = database
         self._engine = engine_fence.engine
-        self._turn = engine_fence.turn
+        self._turn = engine_fence.turn if database.one_writer else None
         self._execute = execute
         self._lookup = cast(Any, records)
         self._stopping = asyncio.Event()

@@ -22,9 +22,10 @@ from coordinator.live import Live
 from coordinator.machine import TRANSITIONS, Event
 from coordinator.model import Attention, State, Transaction
 from coordinator.store.rows import Row
+from participant_sdk.background import Moves
 from participant_sdk.fence import Phase, Progress, Status, Verdict, decide
 from participant_sdk.transaction import TransactionState
-from participant_sdk.upkeep_steps import Moves, Round
+from participant_sdk.upkeep_steps import Round
 from tests.simulator.drawing import plan_of
 from tests.simulator.loop import SimLoop, Stuck, World
 from tests.simulator.plan import Plan, without

@@ -10,6 +10,7 @@ import participant_sdk
 EXPORTED = [
     "SERVER_OPTIONS",
     "AlreadyDecided",
+    "AsyncIdempotencyService",
     "AsyncOpenTransaction",
     "AsyncServing",
     "AsyncTricordClient",
@@ -24,6 +25,7 @@ EXPORTED = [
     "FenceTables",
     "Hold",
     "IdempotencyKeyReused",
+    "IdempotencyService",
     "InvalidRequest",
     "NotEnlisted",
     "OpenTransaction",

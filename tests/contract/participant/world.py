@@ -205,7 +205,7 @@ class World:
         self.settings = settings
         self.gates: dict[str, Gate] = {}
         self.engine = self.make_engine()
-        self.auditor: Engine = create_engine(_sync_url(url))
+        self.auditor: Engine = create_engine(sync_url(url))
         self.participant = self.make_participant()
         self.serving: Any = None
 
@@ -371,7 +371,7 @@ def postgres_url(dsn: str) -> str:
     return dsn.replace("postgresql://", "postgresql+psycopg://", 1)
 
 
-def _sync_url(url: str) -> str:
+def sync_url(url: str) -> str:
     return url.replace("sqlite+aiosqlite:", "sqlite:").replace("mysql+asyncmy:", "mysql+pymysql:")
 
 

@@ -1,0 +1,87 @@
+"""A user's own psycopg connection, dressed so that the steps of scripts can be performed on it.
+
+The steps ask of a connection of SQLAlchemy what is here, and nothing more. The user's connection stays the user's:
+nothing is begun for it, and nothing taken out of any pool.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import Dialect
+from sqlalchemy.util import greenlet_spawn
+
+R = TypeVar("R")
+
+
+def is_psycopg(thing: Any, *, asynchronous: bool) -> bool:
+    """Whether it is a connection of psycopg, of that flavour."""
+    psycopg = sys.modules.get("psycopg")
+    return psycopg is not None and isinstance(thing, psycopg.AsyncConnection if asynchronous else psycopg.Connection)
+
+
+class DriverConnection:
+    """What a Connection, or an AsyncConnection, is to the steps; and what a pool's connection is to them."""
+
+    def __init__(self, raw: Any, dialect: Dialect) -> None:
+        self.driver_connection = raw
+        self.dbapi_connection = _as_dbapi(raw, dialect)
+        self.dialect = dialect
+        self.info: dict[Any, Any] = {}
+        self.execution_options: dict[str, Any] = {}
+
+    @property
+    def connection(self) -> DriverConnection:
+        """The connection of the pool."""
+        return self
+
+    @property
+    def sync_connection(self) -> DriverConnection:
+        """The connection below an AsyncConnection."""
+        return self
+
+    @property
+    def invalidated(self) -> bool:
+        """Whether it is lost."""
+        return bool(self.driver_connection.closed)
+
+    def in_transaction(self) -> bool:
+        """Whether a COMMIT would have something to commit."""
+        return bool(self.driver_connection.info.transaction_status)
+
+    @property
+    def in_block(self) -> bool:
+        """Whether it is in a block of psycopg's `transaction()`, where it refuses commit() and rollback()."""
+        return bool(getattr(self.driver_connection, "_num_transactions", 0))
+
+    def begin(self) -> None:
+        """The driver does, before its first statement."""
+
+    def cursor(self) -> Any:
+        """The driver's."""
+        return self.dbapi_connection.cursor()
+
+    def commit(self) -> None:
+        """The driver's."""
+        self.dbapi_connection.commit()
+
+    def rollback(self) -> None:
+        """The driver's."""
+        self.dbapi_connection.rollback()
+
+    def invalidate(self, error: BaseException | None = None) -> None:
+        """It is the user's, who will see that it is lost."""
+
+    async def run_sync(self, function: Callable[..., R], *arguments: Any) -> R:
+        """As AsyncConnection's."""
+        return await greenlet_spawn(function, self, *arguments)
+
+
+def _as_dbapi(raw: Any, dialect: Dialect) -> Any:
+    if not dialect.is_async:
+        return raw
+    from sqlalchemy.dialects.postgresql.psycopg import AsyncAdapt_psycopg_connection
+
+    return AsyncAdapt_psycopg_connection(dialect.loaded_dbapi, raw)

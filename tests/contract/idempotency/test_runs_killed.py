@@ -1,0 +1,88 @@
+"""Processes that are killed at every point of a request: never two effects, and the record says what there is.
+
+Cases 38 and 39. What cannot be told apart, as during a COMMIT, is either way: the record decides what a repeat does.
+"""
+
+import asyncio
+import os
+import subprocess
+import time
+
+import pytest
+
+from participant_sdk.idempotency.errors import InProgress, RunUnknown
+from participant_sdk.idempotency.operation import Operation
+from participant_sdk.idempotency.record import State
+from participant_sdk.idempotency.replay import Replay
+from tests import forks
+from tests.contract.idempotency.crash_program import POINTS, operation_of
+from tests.contract.idempotency.runs_world import ANSWER, Desk, Working, desk_of
+from tests.contract.idempotency.world import World
+
+MODES = (("atomic", "auto"), ("leased", "auto"), ("leased", "never"))
+
+
+def killed(world: World, mode: str, take_over: str, point: str) -> str:
+    """What the process printed before it was killed."""
+    program = ["tests.contract.idempotency.crash_program", world.flavour, world.url, mode, take_over, point]
+    with forks.start(program, env=dict(os.environ), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        printed = process.stdout.read()
+        assert process.wait(60) == (0 if point == "never" else -9), printed
+        return printed.strip()
+
+
+async def repeated(desk: Desk, operation: Operation) -> Working | Replay | RunUnknown:
+    """What a repeat is given, once the dead one's connection and lease are over."""
+    ends_at = time.monotonic() + 60
+    while True:
+        try:
+            return await desk.begin(operation)
+        except InProgress:
+            assert time.monotonic() < ends_at
+            await asyncio.sleep(0.02)
+        except RunUnknown as unknown:
+            return unknown
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(("mode", "take_over"), MODES)
+async def test_killed_at(world: World, mode: str, take_over: str, point: str) -> None:
+    if world.level:
+        pytest.skip("the same as without")
+    if point == "during the commit" and (world.is_sqlite or world.flavour.startswith("mariadb-async")):
+        pytest.skip("the COMMIT of this driver cannot be cut in the middle")
+    operation = operation_of(mode, take_over)
+    printed = killed(world, mode, take_over, point)
+    async with desk_of(world) as desk:
+        found = await repeated(desk, operation)
+        record = await desk.record(operation)
+        effects = world.effects()
+        if point in ("after the commit", "never"):
+            assert isinstance(found, Replay)
+            assert printed == ("ran" if point == "never" else "")
+        elif point != "during the commit":
+            assert not isinstance(found, Replay)
+        match found:
+            case Replay():
+                assert found.answer == ANSWER
+                assert effects == ["order"]
+                assert record is not None
+                assert record.state is State.SUCCEEDED
+            case RunUnknown():
+                assert (mode, take_over) == ("leased", "never")
+                assert point in ("after the claim", "before the commit", "during the commit")
+                assert effects == []
+                assert record is not None
+                assert record.state is State.UNKNOWN
+            case Working():
+                assert take_over == "auto" or point == "before the claim"
+                assert effects == []
+                claimed = mode == "leased" and point != "before the claim"
+                assert found.run.attempt == (2 if claimed else 1)
+                async with found as run:
+                    await run.work()
+                    await run.succeed()
+        if not isinstance(found, RunUnknown):
+            assert await desk.replayed(operation) == ANSWER
+            assert world.effects() == ["order"]

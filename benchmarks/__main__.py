@@ -19,11 +19,12 @@ BENCHMARKS: dict[str, Callable[[], list[Measure]]] = {
 }
 SMALL: dict[str, Callable[[], list[Measure]]] = {
     "coordinator": partial(coordinator.run, small=True),
+    "idempotency": partial(idempotency.run, small=True),
     "recovery": partial(recovery.run, small=True),
     "history": partial(history.run, small=True),
 }
 """Those whose full size takes minutes."""
-JUDGED_IN_SMALL = ("coordinator",)
+JUDGED_IN_SMALL = ("coordinator", "idempotency")
 """Of the others, figures in small say only that they run."""
 
 

@@ -28,6 +28,7 @@ from .report import Measure, progress, show_wide
 CLIENTS: Final = 16
 SLICE_SECONDS: Final = 1.0
 ROUNDS: Final = 8
+ROUNDS_SMALL: Final = 3
 BLOCK: Final = 200
 IDENTICAL: Final = 50
 GOALS: Final = {ATOMIC: 0.6, LEASED: 0.45, REPLAY: 6.0}
@@ -54,7 +55,7 @@ class Rate:
         return self.calls / self.seconds
 
 
-def run() -> list[Measure]:
+def run(small: bool = False) -> list[Measure]:
     """Measure; the figures in the order in which they are shown."""
     progress(f"{os.cpu_count()} cores for everything; {CLIENTS} clients, threads of one process")
     with ExitStack() as stack:
@@ -68,7 +69,7 @@ def run() -> list[Measure]:
         connections: list[Any] = []
         event.listen(engine, "connect", lambda connection, record: connections.append(connection))
         shop = stack.enter_context(Shop(engine).opened())
-        rates = _measured(shop)
+        rates = _measured(shop, ROUNDS_SMALL if small else ROUNDS)
         still_open = [connection for connection in connections if not connection.closed]
         counted = _counted(shop, still_open, admin, urlsplit(dsn).path[1:])
         together = stack.enter_context(Idempotency(engine, waiters_per_key_max=IDENTICAL))
@@ -78,13 +79,13 @@ def run() -> list[Measure]:
     return [*_ratios(rates), *_absolute(rates), *_costs(counted), *_together(ran, replayed, held), hot]
 
 
-def _measured(shop: Shop) -> dict[str, Rate]:
+def _measured(shop: Shop, rounds: int) -> dict[str, Rate]:
     rates = {variant: Rate() for variant in VARIANTS}
     with _clients(shop) as everybody:
         for variant in VARIANTS:
             everybody(variant, SLICE_SECONDS)  # warm: connections, prepared statements, answers to be replayed
-        for number in range(ROUNDS):
-            progress(f"round {number + 1} of {ROUNDS}: {len(VARIANTS)} variants, {SLICE_SECONDS:.0f} s each")
+        for number in range(rounds):
+            progress(f"round {number + 1} of {rounds}: {len(VARIANTS)} variants, {SLICE_SECONDS:.0f} s each")
             for variant in VARIANTS[number % len(VARIANTS) :] + VARIANTS[: number % len(VARIANTS)]:
                 calls, seconds, cpu_seconds = everybody(variant, SLICE_SECONDS)
                 rates[variant].calls += calls

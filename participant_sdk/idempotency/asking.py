@@ -237,7 +237,11 @@ def _meet(asked: Asked, setup: Setup) -> Moves[Found]:
         begun = setup.running[key_hash] = Begun(line, None, met.record)
         return begun
     if asked.on is None:
-        yield On(line, setup.store.leave())
+        try:
+            yield On(line, setup.store.leave())
+        except BaseException:
+            yield GiveBack(line, lost=True)
+            raise
         yield GiveBack(line)
     if said is Verdict.GIVE_UP and met.record is not None:  # it was not ATOMIC when that run began
         yield from _give_up(met.record, setup)

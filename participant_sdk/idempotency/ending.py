@@ -19,6 +19,7 @@ from participant_sdk.idempotency.faults import told
 from participant_sdk.idempotency.lines import Line
 from participant_sdk.idempotency.moves import Apart, CommitTheirs, Flush, GiveBack, Moves, On, StandOn, Take
 from participant_sdk.idempotency.operation import Mode
+from participant_sdk.idempotency.races import LostRace, lost_a_race
 from participant_sdk.idempotency.record import Answer, Record, State
 from participant_sdk.idempotency.replay import Replay
 from participant_sdk.idempotency.run_state import AnyRun, Stage
@@ -155,6 +156,8 @@ def _ended_with_work(run: AnyRun, line: Line, outcome: Outcome) -> Moves[None]:
         if isinstance(error, LeaseLost):
             run.lost = True
         elif not in_doubt:
+            if lost_a_race(error):
+                raise LostRace(f"it was not committed, and nothing of it stays: {told(error)}") from error
             raise
         yield from let_go(run, lost=in_doubt)
         if not in_doubt:

@@ -38,7 +38,7 @@ class Line:
     def watch(self, error: Callable[[], Exception]) -> None:
         """From now on nobody else commits it. Of a driver's own connection that cannot be seen."""
         if isinstance(self.synchronous, Connection):
-            self.early_commit = EarlyCommit(self.synchronous, error)
+            self.early_commit = EarlyCommit(self.synchronous, error, own=self.on is None)
 
     def may_commit(self) -> None:
         """From now on it may be committed. Raises what was raised if it was tried before."""

@@ -8,13 +8,15 @@ an Engine in the thread that calls, or on an AsyncEngine, sends back what it giv
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
 
+from participant_sdk.idempotency.faults import told
 from participant_sdk.idempotency.lines import Line, stand_on, stand_on_async
 from participant_sdk.steps import run, run_async
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from participant_sdk.databases.database import Script
+
+logger = logging.getLogger("tricord.idempotency")
 
 R = TypeVar("R")
 
@@ -38,6 +42,26 @@ class Move(Protocol):
 
 
 Moves: TypeAlias = Generator[Move, Any, R]
+
+
+_carried: Final[set[asyncio.Task[Any]]] = set()
+
+
+async def carried_through(work: Coroutine[Any, Any, R]) -> R:
+    """Wait for it. If the task that waits is cancelled, it goes on to its end by itself."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        _carried.add(task)
+        task.add_done_callback(_carry_on)
+        raise
+
+
+def _carry_on(task: asyncio.Task[Any]) -> None:
+    _carried.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.warning("what was to be carried through has failed: %s", told(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +184,10 @@ class GiveBack:
             line.connection.close()
 
     async def perform_async(self, engine: AsyncEngine) -> None:
-        """See Move."""
+        """See Move. It is carried through, too: of one that is broken off, the pool would not get its connection."""
+        await carried_through(self._give_back())
+
+    async def _give_back(self) -> None:
         line = self.line
         spoilt = line.spoilt()
         with suppress(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from participant_sdk.errors import TricordError
+from participant_sdk.idempotency.errors import StoreUnavailable
 
 _SQLSTATES: Final = frozenset({"40001", "40P01"})
 _MARIADB: Final = frozenset({1020, 1213})
@@ -12,8 +13,14 @@ _MARIADB: Final = frozenset({1020, 1213})
 _SQLITE: Final = frozenset({5, 6})
 
 
+class LostRace(StoreUnavailable):
+    """It was not committed, since its local transaction lost a race; the same request may run again at once."""
+
+
 def lost_a_race(error: BaseException | None) -> bool:
     """Whether `error`, or what it was wrapped around, is a serialization failure or a deadlock of any database."""
+    if isinstance(error, LostRace):
+        return True
     if isinstance(error, TricordError):
         return False  # what has become of the run is known, or is to be found out
     seen: set[int] = set()

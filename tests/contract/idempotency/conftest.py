@@ -10,16 +10,17 @@ from tests.contract.idempotency.world import World
 from tests.contract.participant.world import FLAVOURS, postgres_url, sqlite_url
 from tests.mariadb import asyncmy_url, pymysql_url
 
-EVERYWHERE = ("test_atomic", "test_leased", "test_races", "test_runs_ends", "test_runs_leases")
-"""Suites of the store's own statements, which differ by database, driver and isolation level."""
+EVERYWHERE = ("test_races",)
+"""Suites of what differs by isolation level as well as by database and driver."""
 ELSEWHERE = (
+    "sqlite-sync",
     "sqlite-async",
     "postgres-sync",
     "postgres-async-serializable",
     "mariadb-sync-read_committed",
     "mariadb-async",
 )
-"""Where everything above them is tested: each database, both stacks, and the level that loses most races."""
+"""Where everything else is tested: each database, both stacks, and the level that loses most races."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

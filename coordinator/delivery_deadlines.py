@@ -25,7 +25,9 @@ class Deadlines(Generic[_Key]):
         self._odd: list[tuple[float, int, _Key]] = []
         self._odd_count = 0
         self._odd_live: set[_Key] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._due_s = 0.0
+        """When the timer fires. It is not asked itself: what uvloop gives for a time that has come knows none."""
 
     def add(self, key: _Key, deadline_s: float) -> None:
         """Watch one more."""
@@ -36,7 +38,7 @@ class Deadlines(Generic[_Key]):
             self._odd_count += 1  # keys need have no order
             heapq.heappush(self._odd, (deadline_s, self._odd_count, key))
             self._odd_live.add(key)
-        if self._timer is None or deadline_s < self._timer.when():
+        if self._timer is None or deadline_s < self._due_s:
             self._arm(deadline_s)
 
     def remove(self, key: _Key) -> None:
@@ -53,6 +55,7 @@ class Deadlines(Generic[_Key]):
     def _arm(self, when_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._due_s = when_s
         self._timer = self._loop.call_at(when_s, self._fire)
 
     def _fire(self) -> None:

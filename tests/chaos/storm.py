@@ -81,6 +81,12 @@ def main() -> int:
     return 0
 
 
+def _tracebacks(folder: Path) -> list[str]:
+    """No fault of others makes a coordinator come upon an error that nobody has thought of."""
+    logs = {path.name: path.read_text(errors="replace") for path in sorted(folder.glob("coordinator-*.log"))}
+    return [f"{name} holds {text.count('Traceback')} tracebacks" for name, text in logs.items() if "Traceback" in text]
+
+
 class Storm:
     """One run."""
 
@@ -106,6 +112,7 @@ class Storm:
                 crowd.close()
             exits = {process.name: process.stop() for process in reversed(town.everybody)}
             found += [f"{name} ended with code {code} when it was asked to" for name, code in exits.items() if code]
+            found += _tracebacks(folder)
             stock = [*stock_balances("before", opening_stock()), *stock_balances("after", tables.stock())]
             found += violations(folder, tables, opening_accounts(), crowd, PARTICIPANTS, stock)
             self._say(f"{len(crowd.told)} transactions in all; {_shares(crowd)}")

@@ -128,7 +128,10 @@ def test_a_streamed_answer_that_is_kept(open_shop: Open, mode: Mode) -> None:
     assert (replayed(first), replayed(again)) == (False, True)
     for n in range(2):
         call = shop.call("Watch", "final", plan="abort:NOT_FOUND")
-        assert watched(call) == ([b"0:tea", b"1:tea", b"2:tea"], grpc.StatusCode.NOT_FOUND)
+        responses, code = watched(call)
+        assert code is grpc.StatusCode.NOT_FOUND
+        # gRPC's clients need not hand out what came before a status that is an error.
+        assert responses == [b"0:tea", b"1:tea", b"2:tea"][: len(responses)]
         assert replayed(call) == bool(n)
     for _ in range(2):
         call = shop.call("Watch", "retryable", plan="abort:UNAVAILABLE")

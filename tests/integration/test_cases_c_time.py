@@ -59,10 +59,12 @@ def test_case_22_what_ended_and_what_failed_is_listed_after_a_restart(scene: Sce
     stub = coordinator.coordinator_service()
     for order in (b"smooth", b"hard", b"refused"):  # the last save of each may have been lost
         finished(stub, xid=xids[order])
-    told = listed(coordinator)
     errors = {b"smooth": "", b"hard": "the ledger is locked", b"refused": "the vault is shut"}
     errors[b"stuck"] = "no paper in the printer"
     ends = {b"smooth": "CONFIRMED", b"hard": "CONFIRMED", b"refused": "CANCELLED", b"stuck": "CONFIRMING"}
+    told = listed(coordinator)
+    while any(told[xids[order]]["state"] != end for order, end in ends.items()):  # nobody waits for a last save
+        told = listed(coordinator)
     assert set(told) == set(xids.values())
     for order, xid in xids.items():
         for tx in (told[xid], shown(coordinator, xid)):

@@ -58,6 +58,8 @@ CHANNEL_OPTIONS = (
 )
 
 OnReply = Callable[[Reply], None]
+_TRY = Phase.TRY
+"""Looked up in this module for each call: see ``machine``."""
 
 
 class _Pending:
@@ -156,7 +158,7 @@ class Link:
         if alone or now_s < self._unary_until_s:
             self._spawn(self._send_alone(pending))
             return
-        (self._tries if call.phase is Phase.TRY else self._phase2).append(pending)
+        (self._tries if call.phase is _TRY else self._phase2).append(pending)
         self._wake.set()
 
     def retire(self) -> asyncio.Task[None]:

@@ -66,9 +66,14 @@ class Until(Enum):
 
     def __call__(self, tx: Transaction) -> bool:
         """Whether the wait is over."""
-        if self is Until.FINISHED:
+        if self is _FINISHED:
             return tx.state.finished
         return self is Until.ACCEPTED or tx.state is not State.TRYING
+
+
+# Looked up in this module for each change: see ``machine``.
+_FINISHED = Until.FINISHED
+_CONFIRMING, _CONFIRMED = State.CONFIRMING, State.CONFIRMED
 
 
 class KeyReused(Exception):
@@ -386,13 +391,14 @@ class Engine:
 
     def moved(self, before: Transaction, tx: Transaction) -> None:
         """Tell whoever waits that a transaction has changed durably, and log what a person wants to find."""
-        if tx.state is not before.state:
-            if tx.state is State.CANCELLING:
-                _log.info("transaction.cancelling", xid=tx.spec.xid.hex(), reason=tx.cancel_reason)
-            elif tx.state is State.CONFIRMED:
+        state = tx.state
+        if state is not before.state and state is not _CONFIRMING:
+            if state is _CONFIRMED:
                 self.counts["confirmed"] += 1
-            elif tx.state is State.CANCELLED:
+            elif state is State.CANCELLED:
                 self.counts["cancelled"] += 1
+            elif state is State.CANCELLING:
+                _log.info("transaction.cancelling", xid=tx.spec.xid.hex(), reason=tx.cancel_reason)
         waiters = self._waiters.pop(tx.spec.xid, None)
         if waiters is not None and (still := [waiter for waiter in waiters if not waiter(tx)]):
             self._waiters[tx.spec.xid] = still

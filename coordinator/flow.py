@@ -26,6 +26,10 @@ MayWait = Callable[[Sequence[Reply]], bool]
 """Whether it is plain that these replies bring about nothing yet; asked as soon as they have come."""
 
 
+# See ``machine``: what every transaction comes by many times is looked up in this module.
+_TRYING, _DONE, _CALM = State.TRYING, Outcome.DONE, Attention.NONE
+
+
 class Io(Protocol):
     """What ``drive`` needs of the world, for one transaction."""
 
@@ -152,8 +156,10 @@ class _Drive:
 
     def _may_wait(self, replies: Sequence[Reply]) -> bool:
         """As they come: those that may wait are progress to save from then on."""
+        if self._waiting <= len(replies):
+            return False
         now_ms = self._io.now_ms()
-        if self._waiting <= len(replies) or not leave_open(self._tx, [*self._replies, *replies], now_ms):
+        if not leave_open(self._tx, [*self._replies, *replies], now_ms):
             return False
         if self._save_by_ms is None:
             self._save_by_ms = now_ms + self._policy.linger_ms
@@ -197,12 +203,8 @@ class _Drive:
                 fresh = True
                 self._meet(before, await self._io.read())
                 continue
-            added = [
-                branch
-                for branch in range(len(before.steps), len(after.steps))
-                if called(after, branch) is not None and after.state is State.TRYING
-            ]
-            decides = before.state is State.TRYING and after.state is not State.TRYING
+            added = _added(before, after) if len(after.steps) > len(before.steps) else []
+            decides = before.state is _TRYING and after.state is not _TRYING
             owner = self._owner or decides
             if owner:
                 calls_out = self._waiting > 0 or bool(added) or owes(after, now_ms)
@@ -213,8 +215,7 @@ class _Drive:
                 wake_ms = visitors_wake_at(after, [*self._branches_out(), *added], now_ms, policy)
             if await self._write(after, wake_ms):
                 self._owner = owner  # whoever decides, drives what follows
-                now_ms = self._io.now_ms()
-                if added and now_ms < self._tx.deadline_ms:
+                if added and (now_ms := self._io.now_ms()) < self._tx.deadline_ms:
                     self._send([call_of(self._tx, branch, now_ms, policy) for branch in added])
                 break
         for order, denied in zip(orders, verdicts, strict=True):
@@ -222,7 +223,7 @@ class _Drive:
 
     async def _write(self, after: Transaction, wake_ms: int | None) -> bool:
         """Save this as the next version; whether it stands. The row that stands is held from then on."""
-        mine = after._replace(version=after.version + 1, save_id=self._io.new_save_id(), wake_ms=wake_ms)
+        mine = after.next_version(self._io.new_save_id(), wake_ms)
         stands = await self._io.save(mine)
         if stands.save_id == mine.save_id:
             self._tx = stands
@@ -268,11 +269,18 @@ class _Drive:
                 phase = called(tx, branch)
                 if phase is not None and (branch, phase) not in self._sent:
                     times.append(step.next_ms)
-        if tx.state is State.TRYING:
+        if tx.state is _TRYING:
             times.append(tx.deadline_ms)
             if not tx.sealed and not self._waiting and not self._replies:
                 times.append(self._park_until_ms)
         return max(now_ms, min(times)) if times else None
+
+
+def _added(before: Transaction, after: Transaction) -> list[int]:
+    """The branches that have come between, and are owed their first call."""
+    if after.state is not State.TRYING:
+        return []
+    return [branch for branch in range(len(before.steps), len(after.steps)) if called(after, branch) is not None]
 
 
 def leave_open(tx: Transaction, replies: Sequence[Reply], now_ms: int) -> bool:
@@ -281,14 +289,14 @@ def leave_open(tx: Transaction, replies: Sequence[Reply], now_ms: int) -> bool:
     Only a short cut for the usual ones; ``apply`` has the last word, at the latest when they have lingered.
     """
     spec = tx.spec
-    if spec.interactive or spec.ordered or tx.joined or tx.resolved or tx.attention is not Attention.NONE:
+    if spec.interactive or spec.ordered or tx.joined or tx.resolved or tx.attention is not _CALM:
         return False
-    if tx.state is State.TRYING and tx.deadline_ms <= now_ms:
+    if tx.state is _TRYING and tx.deadline_ms <= now_ms:
         return False
     answered = set()
     for branch, phase, outcome, fence_id, *_ in replies:
         step = tx.steps[branch]
-        if outcome is not Outcome.DONE or wanted(tx, branch, step) is not phase:
+        if outcome is not _DONE or wanted(tx, branch, step) is not phase:
             return False
         if step.fence_id and step.fence_id != fence_id:
             return False

@@ -125,26 +125,32 @@ class Journal:
             self._timer = None
         if self._flushing or not self._waiting:
             return
-        entries = self._take()
-        labels = {e.row.xid: e.tx.spec.labels for e in entries if e.begins and e.tx.spec.labels}
-        batch = Batch([e.row for e in entries if e.begins], [e.row for e in entries if not e.begins], labels)
+        begins, saves = self._take()
+        labels = {e.row.xid: e.tx.spec.labels for e in begins if e.tx.spec.labels}
+        batch = Batch([entry.row for entry in begins], [entry.row for entry in saves], labels)
         self._flushing = True
         flushed = self._store.flush(batch)
+        entries = [*begins, *saves]  # the store tells the outcomes in that order
         flushed.add_done_callback(lambda outcome: self._finish(entries, outcome))
 
-    def _take(self) -> list[_Entry]:
-        """What the next flush holds: begins first, as the store tells the outcomes in that order."""
-        entries: list[_Entry] = []
-        size = 0
+    def _take(self) -> tuple[list[_Entry], list[_Entry]]:
+        """What the next flush holds: begins and saves."""
+        begins: list[_Entry] = []
+        saves: list[_Entry] = []
+        count = size = 0
         for entry in self._waiting.values():
-            size += len(entry.row.body) + len(entry.row.progress)
-            if entries and (len(entries) >= ROWS_MAX or size > BYTES_MAX):
+            row = entry.row
+            size += len(row.body) + len(row.progress)
+            if count and (count >= ROWS_MAX or size > BYTES_MAX):
                 break
-            entries.append(entry)
-        for entry in entries:
-            del self._waiting[entry.row.xid]
-        entries.sort(key=lambda entry: not entry.begins)
-        return entries
+            count += 1
+            (begins if entry.begins else saves).append(entry)
+        if count == len(self._waiting):
+            self._waiting.clear()
+        else:
+            for entry in (*begins, *saves):
+                del self._waiting[entry.row.xid]
+        return begins, saves
 
     def _finish(self, entries: list[_Entry], outcome: asyncio.Future[list[Row | RowRejected | None]]) -> None:
         self._flushing = False

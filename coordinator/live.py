@@ -21,6 +21,8 @@ from .store.store import Store, StoreClosed
 
 _log = structlog.get_logger(__name__)
 
+_DONE = Outcome.DONE
+"""Looked up in this module for each reply: see ``machine``."""
 READ_AGAIN_S = 1.0
 """How long a read that has failed waits before it is tried again."""
 
@@ -186,7 +188,7 @@ class Live:
 
     async def save(self, tx: Transaction) -> Transaction:
         before = self.tx
-        raises = tx.attention.lasting > before.attention.lasting
+        raises = tx.attention is not before.attention and tx.attention.lasting > before.attention.lasting
         if tx.state.finished and before.state is not State.TRYING and not raises and not tx.resolved:
             # It promises nothing new: every branch has answered for good. So nobody waits for its COMMIT. (But that
             # of what was resolved by hand is the promise that it cannot be reversed any more.)
@@ -204,7 +206,7 @@ class Live:
     def _receive(self, reply: Reply) -> None:
         if self.ended:
             return
-        if reply.outcome is not Outcome.DONE:
+        if reply.outcome is not _DONE:
             branch = self.tx.spec.branches[reply.branch]
             _log.debug(
                 "call.not_done", xid=self._xid, branch=reply.branch + 1, participant=branch.participant,

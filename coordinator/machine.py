@@ -32,6 +32,12 @@ from .past import Failure, remember
 
 ERROR_CHARS_MAX = 500
 
+# What every transaction comes by many times: a member is found ten times as fast by a name of this module as by that
+# of its enum.
+_TRYING, _CONFIRMING, _CANCELLING = State.TRYING, State.CONFIRMING, State.CANCELLING
+_TRY, _DONE, _CALM = Phase.TRY, Outcome.DONE, Attention.NONE
+_TRIED, _CONFIRMED, _REFUSED = BranchStatus.TRIED, BranchStatus.CONFIRMED, BranchStatus.REFUSED
+
 
 class Event(IntEnum):
     """What can move a transaction."""
@@ -86,13 +92,15 @@ def begin(spec: Spec, now_ms: int, policy: Policy, save_id: int = 0) -> Transact
         )
     if not spec.branches:
         raise ValueError("a transaction needs at least one branch")
-    tx = Transaction(spec, State.TRYING, (_PENDING,) * len(spec.branches), save_id=save_id, updated_ms=now_ms)
-    return tx._replace(wake_ms=_lease_end(tx, now_ms, policy))
+    deadline_ms = spec.created_ms + spec.timeout_ms
+    wake_ms = _lease_end(spec, deadline_ms, now_ms, policy)
+    steps = (_PENDING,) * len(spec.branches)
+    return Transaction(spec, State.TRYING, steps, save_id=save_id, wake_ms=wake_ms, updated_ms=now_ms)
 
 
 def due(tx: Transaction, now_ms: int, policy: Policy) -> tuple[Call, ...]:
     """The calls that this transaction owes its participants now."""
-    if tx.state is State.TRYING and tx.deadline_ms <= now_ms:
+    if tx.state is _TRYING and tx.deadline_ms <= now_ms:
         return ()  # apply() cancels it; no Try may leave any more
     calls = []
     for branch, step in enumerate(tx.steps):
@@ -118,7 +126,7 @@ def call_of(tx: Transaction, branch: int, now_ms: int, policy: Policy) -> Call:
 
 def _call(tx: Transaction, branch: int, phase: Phase, now_ms: int, policy: Policy) -> Call:
     timeout_ms = policy.call_timeout_of(tx.spec.branches[branch])
-    if phase is Phase.TRY:
+    if phase is _TRY:
         timeout_ms = min(timeout_ms, tx.deadline_ms - now_ms)
     return Call(branch, phase, tx.steps[branch].attempts + 1, timeout_ms)
 
@@ -129,7 +137,7 @@ def called(tx: Transaction, branch: int) -> Phase | None:
     Whoever enlisted reports its Try by itself; in an ordered transaction a Try waits for the one before it.
     """
     phase = wanted(tx, branch, tx.steps[branch])
-    if phase is Phase.TRY:
+    if phase is _TRY:
         joined = tx.joined_as(branch) if tx.joined else None
         if joined is not None and joined.enlisted:
             return None
@@ -207,11 +215,11 @@ def apply(tx: Transaction, replies: Sequence[Reply], now_ms: int, policy: Policy
             if _contradicts(tx.state, step, reply):
                 attention = Attention.VIOLATION
             continue
-        if reply.outcome is Outcome.DONE:
+        if reply.outcome is _DONE:
             reply = _checked(step, reply)
         steps[reply.branch], raised = _answered(tx, step, reply, now_ms, policy)
         attention = max(attention, raised)
-        if reply.outcome is not Outcome.DONE and not (reply.phase is Phase.TRY and reply.outcome is Outcome.REFUSED):
+        if reply.outcome is not _DONE and not (reply.phase is Phase.TRY and reply.outcome is Outcome.REFUSED):
             error, flagged = steps[reply.branch].error, raised is Attention.VIOLATION
             failures.append(Failure(reply.branch, reply.phase, step.attempts + 1, error, flagged))
         if reply.seen and steps[reply.branch].status is BranchStatus.TRIED:
@@ -264,12 +272,12 @@ def wake_at(tx: Transaction, now_ms: int, policy: Policy, *, calls_out: bool) ->
         return None
     if calls_out:
         enough_ms = now_ms + policy.longest_call_of(tx.spec) + policy.lease_margin_ms
-        if tx.state is State.TRYING:
+        if tx.state is _TRYING:
             enough_ms = min(enough_ms, tx.deadline_ms)
-        end_ms = _lease_end(tx, now_ms, policy)
+        end_ms = _lease_end(tx.spec, tx.deadline_ms if tx.state is _TRYING else None, now_ms, policy)
         return tx.wake_ms if tx.wake_ms is not None and enough_ms <= tx.wake_ms <= end_ms else end_ms
     times = [step.next_ms for branch, step in enumerate(tx.steps) if called(tx, branch) is not None]
-    if tx.state is State.TRYING:
+    if tx.state is _TRYING:
         times.append(tx.deadline_ms)
     return max(now_ms, min(times))
 
@@ -299,12 +307,15 @@ def visitors_wake_at(tx: Transaction, mine: Collection[int], now_ms: int, policy
     return max(now_ms, min(times))
 
 
-def _lease_end(tx: Transaction, now_ms: int, policy: Policy) -> int:
-    """Until when nobody else need look. No Try outlasts the deadline, so that one need not wait for a lease."""
-    longest_ms = policy.longest_call_of(tx.spec) + policy.lease_margin_ms
+def _lease_end(spec: Spec, deadline_ms: int | None, now_ms: int, policy: Policy) -> int:
+    """Until when nobody else need look. No Try outlasts the deadline, so that one need not wait for a lease.
+
+    The deadline is None for what is decided.
+    """
+    longest_ms = policy.longest_call_of(spec) + policy.lease_margin_ms
     end_ms = now_ms + max(policy.lease_ms, longest_ms)
-    if tx.state is State.TRYING:
-        end_ms = min(end_ms, max(now_ms, tx.deadline_ms) + policy.lease_margin_ms)
+    if deadline_ms is not None:
+        end_ms = min(end_ms, max(now_ms, deadline_ms) + policy.lease_margin_ms)
     return end_ms
 
 
@@ -355,11 +366,11 @@ _DONE_STATUS = {
 
 def _answered(tx: Transaction, step: Step, reply: Reply, now_ms: int, policy: Policy) -> tuple[Step, Attention]:
     """The branch after an answer that it was waiting for."""
-    if reply.outcome is Outcome.DONE:
+    if reply.outcome is _DONE:
         status = _DONE_STATUS[reply.phase]
         fence_id = step.fence_id or reply.fence_id
         if reply.result is None and step.result is None and step.refusal is None and not step.error:
-            return _plain(status, fence_id), Attention.NONE
+            return _plain(status, fence_id), _CALM
         result = reply.result if reply.phase is Phase.TRY else step.result
         return step._replace(status=status, fence_id=fence_id, result=result), Attention.NONE
     if reply.phase is Phase.TRY and reply.outcome is Outcome.REFUSED:
@@ -448,20 +459,20 @@ def _contradicts(state: State, step: Step, reply: Reply) -> bool:
 def _event(tx: Transaction, now_ms: int) -> Event | None:
     """The event that the branches' progress, or the time, has brought about."""
     statuses: Sequence[BranchStatus] = [step.status for step in tx.steps]
-    if tx.state is State.TRYING:
-        if BranchStatus.REFUSED in statuses:
+    if tx.state is _TRYING:
+        if _REFUSED in statuses:
             return Event.REFUSED
         if tx.sealed:
             if tx.joined and _not_named(tx):
                 return Event.NOT_NAMED
-            if statuses.count(BranchStatus.TRIED) == len(statuses):
+            if statuses.count(_TRIED) == len(statuses):
                 return Event.ALL_TRIED
         return Event.DEADLINE if now_ms >= tx.deadline_ms else None
     if tx.resolved:  # by hand, either way: such branches have ended when nothing is owed to them any more
         statuses = [s for n, s in enumerate(statuses) if tx.resolution_of(n) is None or s not in _ENDS]
-    if tx.state is State.CONFIRMING:
-        return Event.ALL_CONFIRMED if statuses.count(BranchStatus.CONFIRMED) == len(statuses) else None
-    if tx.state is State.CANCELLING:
+    if tx.state is _CONFIRMING:
+        return Event.ALL_CONFIRMED if statuses.count(_CONFIRMED) == len(statuses) else None
+    if tx.state is _CANCELLING:
         return Event.ALL_CANCELLED if statuses.count(BranchStatus.CANCELLED) == len(statuses) else None
     return None
 

@@ -279,6 +279,10 @@ class Transaction(NamedTuple):
         """When it is cancelled if it is still undecided."""
         return self.renewed_ms or self.spec.created_ms + self.spec.timeout_ms
 
+    def next_version(self, save_id: int, wake_ms: int | None) -> Transaction:
+        """The same as its next save writes it: in a third of the time of ``_replace``, as each save has it made."""
+        return Transaction._make((*self[:3], self.version + 1, save_id, wake_ms, *self[6:]))
+
     @property
     def begun(self) -> int:
         """How many branches it began with."""

@@ -11,13 +11,11 @@ Nothing here needs more than a PostgreSQL-compatible engine gives: no advisory l
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import os
 import socket
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import psycopg
 import sqlalchemy as sa
@@ -26,14 +24,13 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int8BinaryDumper
 
 from ..model import FORMAT, Attention, State
-from .postgres_arrays import bytes_array, integers_array, register, texts_array
+from .postgres_flush import Writer
 from .rows import (
     ALONE_MS_MAX,
     CLAIMS_MAX,
     Batch,
     Claim,
     Fault,
-    Labels,
     PutOff,
     Row,
     StoreError,
@@ -45,77 +42,10 @@ from .schema import APPLICATION_NAME, UNKNOWN_INCARNATION
 _log = structlog.get_logger(__name__)
 
 _COLUMNS = ", ".join(Row._fields)
-_ARRAY_OF: Mapping[type, Callable[[Sequence[Any]], Any]] = {bytes: bytes_array, str: texts_array}
-_MAKERS = [_ARRAY_OF.get(type(Row._field_defaults.get(name, b"")), integers_array) for name in Row._fields]
-"""What makes an array of each column of a ``Row``."""
-_WAKE_MS = Row._fields.index("wake_ms")
 _T_COLUMNS = ", ".join(f"t.{name}" for name in Row._fields)
 _M_COLUMNS = ", ".join(f"m.{name}" for name in Row._fields)
 _NOW_MS = "(extract(epoch from statement_timestamp()) * 1000)::bigint"
 
-_INSERT = """
-    INSERT INTO tricord_transaction (xid, created_ms, key, body, participants, format,
-                                     version, save_id, state, attention, wake_ms, updated_ms, progress)
-    SELECT xid, created_ms, nullif(key, ''), body, participants, format,
-           version, save_id, state, attention, nullif(wake_ms, 0), updated_ms, progress
-    FROM unnest(%b::bytea[], %b::bigint[], %b::bytea[], %b::bytea[], %b::text[], %b::bigint[], %b::bigint[],
-                %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bytea[])
-         AS b(xid, created_ms, key, body, participants, format,
-              version, save_id, state, attention, wake_ms, updated_ms, progress)
-"""
-# An insertion that settles conflicts by itself logs one record more for each row, so keys are looked for instead. What
-# meets one all the same (a key that is taken at this very moment, a flush that is run again) is run again with that.
-_UNLESS_THERE = "WHERE NOT EXISTS (SELECT FROM tricord_transaction t WHERE t.key = nullif(b.key, '')) RETURNING save_id"
-_UNLESS_CONFLICT = "ON CONFLICT DO NOTHING RETURNING save_id"
-# One JSON object by xid, looked into for each row that was really inserted: a join would compare all with all.
-_INSERT_LABELS = """
-    INSERT INTO tricord_label (name, value, xid)
-    SELECT given.key, given.value, b.xid FROM b, jsonb_each_text(%t::jsonb -> encode(b.xid, 'hex')) AS given
-    ON CONFLICT DO NOTHING
-"""
-# The arrays are in the order of xids, and so planned (see ``_connect``) are its row locks: each row of the arrays is
-# looked up in turn. To lock the rows by a statement of their own would be logged as well, row by row.
-_UPDATE = """
-    UPDATE tricord_transaction t
-    SET participants = CASE s.participants WHEN '' THEN t.participants ELSE s.participants END, format = s.format,
-        version = s.version, save_id = s.save_id, state = s.state, attention = s.attention,
-        wake_ms = nullif(s.wake_ms, 0), updated_ms = s.updated_ms, progress = s.progress
-    FROM unnest(%b::bytea[], %b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[],
-                %b::bigint[], %b::bigint[], %b::bytea[])
-         AS s(xid, participants, format, version, save_id, state, attention, wake_ms, updated_ms, progress)
-    WHERE t.xid = s.xid AND t.version = s.version - 1 RETURNING t.save_id
-"""
-
-
-class _Kind(NamedTuple):
-    """What a flush holds."""
-
-    begins: bool
-    labels: bool
-    saves: bool
-    conflicts: bool = False
-    """Whether a begin's xid or key may be there by now."""
-
-
-def _flush_statement(kind: _Kind) -> str:
-    """One that counts the rows which it has written."""
-    parts = {}
-    if kind.begins:
-        parts["b"] = f"{_INSERT} {_UNLESS_CONFLICT if kind.conflicts else _UNLESS_THERE}"
-    if kind.labels:
-        parts["b"] += ", xid"
-        parts["l"] = _INSERT_LABELS
-    if kind.saves:
-        parts["s"] = _UPDATE
-    counts = " + ".join(f"(SELECT count(*) FROM {name})" for name in parts if name != "l")
-    return f"WITH {', '.join(f'{name} AS ({part})' for name, part in parts.items())} SELECT {counts}"
-
-
-_FLUSHES = {
-    kind: _flush_statement(kind)
-    for kind in itertools.starmap(_Kind, itertools.product((False, True), repeat=len(_Kind._fields)))
-    if kind.begins or (kind.saves and not kind.labels and not kind.conflicts)
-}
 # Locking, so that it waits for whoever is still writing these rows: a plain read would prove nothing (protocol A1).
 _STANDING = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE xid = ANY(%b::bytea[]) ORDER BY xid FOR SHARE"
 _HOLDERS = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE key = ANY(%b::bytea[]) ORDER BY xid"
@@ -184,7 +114,7 @@ class PostgresBackend:
             "tcp_user_timeout": lease_ms,  # a host that has vanished acknowledges nothing
         }
         self._others: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()  # SQLAlchemy's
-        self._writer: psycopg.Connection[Any] | None = None
+        self._writer: Writer | None = None
         self._reader: psycopg.Connection[Any] | None = None
         self._may_ask_timeline = True
 
@@ -244,22 +174,11 @@ class PostgresBackend:
         return str(row[0]) if row else UNKNOWN_INCARNATION
 
     def flush(self, batch: Batch) -> list[Row | None]:
-        connection = self._writer = self._writer or self._connect(plan_for_arrays=True)
-        begins = sorted(batch.begins, key=_by_key)
-        saves = sorted(batch.saves, key=_by_xid)
-        kind = _Kind(bool(begins), bool(begins and batch.labels), bool(saves))
-        values = [
-            *(_begin_arrays(begins) if begins else ()),
-            *(_labels(batch.labels) if kind.labels else ()),
-            *(_save_arrays(saves) if saves else ()),
-        ]
-        try:
-            row = connection.execute(_FLUSHES[kind], values, prepare=True).fetchone()
-        except psycopg.errors.UniqueViolation:
-            row = connection.execute(_FLUSHES[kind._replace(conflicts=True)], values, prepare=True).fetchone()
-        if row is not None and row[0] == len(begins) + len(saves):
-            return [None] * (len(begins) + len(saves))
-        return self._standing(connection, batch)
+        writer = self._writer = self._writer or Writer(self._connect(plan_for_arrays=True))
+        count = len(batch.begins) + len(batch.saves)
+        if writer.write(batch) == count:
+            return [None] * count
+        return self._standing(writer.connection, batch)
 
     def claim(
         self, limit: int, lease_ms: int, put_off: PutOff | None = None, *, alone: bool = True, flags: bool = True
@@ -313,7 +232,8 @@ class PostgresBackend:
 
     def interrupt(self) -> None:
         # Nothing else wakes a thread that waits for a server which is frozen, or cut off, and keeps its connections.
-        for connection in [self._writer, self._reader, *self._others]:
+        writing = None if self._writer is None else self._writer.connection
+        for connection in [writing, self._reader, *self._others]:
             if connection is not None and not connection.closed:
                 with (
                     contextlib.suppress(OSError, psycopg.Error),
@@ -324,7 +244,7 @@ class PostgresBackend:
     def close_writer(self) -> None:
         if self._writer is not None:
             with contextlib.suppress(psycopg.Error):
-                self._writer.close()
+                self._writer.connection.close()
             self._writer = None
 
     def close_reader(self) -> None:
@@ -339,7 +259,6 @@ class PostgresBackend:
     def _connect(self, *, plan_for_arrays: bool = False) -> psycopg.Connection[Any]:
         connection = psycopg.connect(self.dsn, autocommit=True, **self._arguments)
         connection.adapters.register_dumper(int, Int8BinaryDumper)
-        register(connection)
         _be_durable(connection)
         if plan_for_arrays:
             connection.execute("SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off")
@@ -400,30 +319,6 @@ def _options_of(dsn: str) -> str:
         return str(conninfo_to_dict(dsn).get("options") or "")
     except psycopg.Error as error:
         raise StoreError(f"store: not a PostgreSQL address: {_text(error)}") from error
-
-
-def _by_key(row: Row) -> tuple[bytes, bytes]:
-    return row.key, row.xid
-
-
-def _by_xid(row: Row) -> bytes:
-    return row.xid
-
-
-def _begin_arrays(rows: Sequence[Row]) -> list[Any]:
-    columns: Any = list(zip(*rows, strict=True))
-    columns[_WAKE_MS] = [wake_ms or 0 for wake_ms in columns[_WAKE_MS]]
-    return [make(column) for make, column in zip(_MAKERS, columns, strict=True)]
-
-
-def _labels(labels: Labels) -> list[str]:
-    """The value of ``_INSERT_LABELS``."""
-    return [json.dumps({xid.hex(): dict(pairs) for xid, pairs in labels.items()})]
-
-
-def _save_arrays(rows: Sequence[Row]) -> list[Any]:
-    xids, _, _, _, *columns = _begin_arrays(rows)
-    return [xids, *columns]
 
 
 def _text(error: Exception) -> str:

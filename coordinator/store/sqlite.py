@@ -22,18 +22,9 @@ import sqlalchemy as sa
 
 from ..model import FORMAT, Attention, State
 from .rows import ALONE_MS_MAX, CLAIMS_MAX, Batch, Claim, Fault, PutOff, Row, StoreError, names_of, read_row
+from .sqlite_flush import write
 
 _COLUMNS = ", ".join(Row._fields)
-_INSERT = (
-    f"INSERT INTO tricord_transaction ({_COLUMNS}) VALUES ({', '.join('?' * len(Row._fields))}) ON CONFLICT DO NOTHING"
-)
-_LABEL = "INSERT INTO tricord_label (name, value, xid) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-_UPDATE = (
-    "UPDATE tricord_transaction SET participants = coalesce(?, participants), format = ?, version = ?, save_id = ?, "
-    "state = ?, attention = ?, wake_ms = ?, updated_ms = ?, progress = ? WHERE xid = ? AND version = ?"
-)
-_BY_XID = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE xid = ?"
-_BY_KEY = f"SELECT {_COLUMNS} FROM tricord_transaction WHERE key = ?"
 # Rows that a newer program has written are its own to drive (protocol G2).
 _READABLE = f"format <= {FORMAT}"
 # Claimed so often without a save that it is claimed alone (A7).
@@ -125,24 +116,12 @@ class SqliteBackend:
 
     def flush(self, batch: Batch) -> list[Row | None]:
         connection = self._writer = self._writer or self._open()
-        standing: list[Row | None] = []
-        connection.execute("BEGIN IMMEDIATE")
         try:
-            for row in batch.begins:
-                stored = connection.execute(_INSERT, (*row[:2], row.key or None, *row[3:])).rowcount
-                if stored and row.xid in batch.labels:
-                    connection.executemany(_LABEL, [(*label, row.xid) for label in batch.labels[row.xid]])
-                standing.append(None if stored else self._holder(connection, row))
-            for row in batch.saves:
-                values = (row.participants or None, *row[5:], row.xid, row.version - 1)
-                stored = connection.execute(_UPDATE, values).rowcount
-                standing.append(None if stored else self._holder(connection, row))
-            connection.execute("COMMIT")
+            return write(connection, batch)
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
             raise
-        return standing
 
     def claim(
         self, limit: int, lease_ms: int, put_off: PutOff | None = None, *, alone: bool = True, flags: bool = True
@@ -231,14 +210,6 @@ class SqliteBackend:
 
     def _no_database(self, error: sqlite3.Error) -> StoreError:
         return StoreError(f"the store {self.path} cannot be opened as a SQLite database: {error}")
-
-    def _holder(self, connection: sqlite3.Connection, mine: Row) -> Row | None:
-        """The row that stands in place of mine; None if it is mine after all, from a run whose end was not seen."""
-        values = connection.execute(_BY_XID, (mine.xid,)).fetchone()
-        if values is None and mine.key:
-            values = connection.execute(_BY_KEY, (mine.key,)).fetchone()
-        row = Row(mine.xid) if values is None else read_row(values)
-        return None if row.save_id == mine.save_id and row.xid == mine.xid else row
 
 
 def _claim_alone(connection: sqlite3.Connection, now_ms: int, lease_ms: int, *, flags: bool) -> tuple[list[Row], int]:

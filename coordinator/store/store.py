@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ import structlog
 from ..model import FORMAT
 from . import audit, open_rows, registry, schema
 from .filtering import list_rows
+from .hand_over import HandOver
 from .history import Page, purge_page
 from .identity import store_identity
 from .rows import (
@@ -94,7 +96,7 @@ class Store:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
+        self._writer = HandOver("store-writer")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
         self._others = ThreadPoolExecutor(4, thread_name_prefix="store")
         self._engine: sa.Engine | None = None
@@ -143,9 +145,9 @@ class Store:
         """Close the connections. A flush whose outcome is not known by then ends with StoreClosed."""
         self.stop_waiting()
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._writer, self._backend.close_writer)
+        await self._writer.run(self._backend.close_writer)
         await loop.run_in_executor(self._reader, self._backend.close_reader)
-        self._writer.shutdown()
+        self._writer.stop()
         self._reader.shutdown()
         self._others.shutdown()
         if self._engine is not None:
@@ -168,8 +170,7 @@ class Store:
 
         Done when the outcome of every row is known, however long that takes.
         """
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._writer, self._flush, batch)
+        return self._writer.run(functools.partial(self._flush, batch))
 
     async def claim(self, limit: int, lease_ms: int, put_off: PutOff | None = None, *, alone: bool = True) -> Claim:
         """Take over up to ``limit`` rows that are due, for a lease; see ``Backend.claim``."""

@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.store import postgres
 from coordinator.store.postgres import PostgresBackend
+from coordinator.store.postgres_flush import FLUSHES, Writer
 from coordinator.store.rows import Batch, ParticipantRow, Row, RowRejected, StoreError
 from tests.postgres import DURABLE, PostgresServer
 
@@ -183,15 +184,31 @@ async def test_saves_look_up_one_row_after_another(pg_database: str, opened: Ope
     with backend._connect(plan_for_arrays=True) as connection:
         if analyzed:
             connection.execute("ANALYZE tricord_transaction")
-        (statement,) = [sql for kind, sql in postgres._FLUSHES.items() if kind == (False, False, True, False)]
-        explain = f"EXPLAIN (FORMAT JSON) {statement}"
-        found = connection.execute(explain.encode(), postgres._save_arrays(rows[:64])).fetchone()
+        Writer(connection)  # one plan for all flushes, so that it matters not what the arrays hold
+        (statement,) = [sql for kind, sql in FLUSHES.items() if kind == (False, False, True, False)]
+        connection.execute(b"PREPARE saves AS " + statement)
+        empty = ", ".join(["'{}'"] * statement.count(b"::"))
+        found = connection.execute(f"EXPLAIN (FORMAT JSON) EXECUTE saves ({empty})".encode()).fetchone()
     assert found is not None
     joins = [node for node in _nodes(found[0][0]["Plan"]) if "Join Type" in node]
     assert [node["Node Type"] for node in joins] == ["Nested Loop"]
     outer, inner = joins[0]["Plans"]
     assert outer["Node Type"] == "Function Scan"
     assert "xid" in (inner.get("Index Cond") or _nodes(inner)[-1]["Index Cond"])
+
+
+async def test_every_kind_of_flush_tells_how_many_rows_it_has_written(pg_database: str, opened: OpenStore) -> None:
+    """One that told less would have all rows read again, and locked: in the log that is more than the save itself."""
+    await opened(pg_database)
+    with PostgresBackend(pg_database, LEASE_MS)._connect(plan_for_arrays=True) as connection:
+        writer = Writer(connection)
+        rows = [new_row(b"\0%d" % n) for n in range(6)]
+        assert writer.write(Batch(rows[:2], [])) == 2
+        assert writer.write(Batch(rows[2:4], [saved(rows[0])])) == 3
+        assert writer.write(Batch(rows[4:5], [saved(rows[2])], {rows[4].xid: [("a", "b")]})) == 2
+        assert writer.write(Batch(rows[5:], [], {rows[5].xid: [("a", "b")]})) == 1
+        assert writer.write(Batch([], [saved(rows[1]), saved(rows[3])])) == 2
+        assert writer.write(Batch([rows[0]], [saved(rows[1]), saved(rows[4])])) == 1  # two are there by now
 
 
 async def test_a_deadlock_with_others_is_run_again(pg_database: str) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store import sqlite
-from coordinator.store.rows import StoreError
+from coordinator.store import sqlite, sqlite_flush
+from coordinator.store.rows import Batch, StoreError
 from coordinator.store.sqlite import SqliteBackend
 from coordinator.store.store import Store, backend_for
 
-from .rows import LEASE_MS, begin, new_row, open_store
+from .rows import LEASE_MS, begin, new_row, open_store, saved, stored
 
 _OPENER = """
 import asyncio, sys
@@ -110,3 +110,40 @@ async def test_the_look_for_due_work_reads_the_partial_index(tmp_path: Path) -> 
             assert "tricord_transaction_due" in plan, plan
             assert "SCAN tricord_transaction" not in plan.replace("SCAN tricord_transaction USING COVERING INDEX", "")
             assert "TEMP B-TREE" not in plan
+
+
+@pytest.mark.parametrize("updates_from", [False, True])
+async def test_many_rows_go_with_one_statement_and_each_is_told_what_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates_from: bool
+) -> None:
+    """64, 8 and single ones; of those that something stands in the way of, the others are written all the same."""
+    monkeypatch.setattr(sqlite_flush, "_UPDATES_FROM", updates_from)  # an older SQLite saves one row after another
+    store = await open_store(str(tmp_path / "tricord.db"))
+    try:
+        old = [new_row() for _ in range(74)]
+        assert await begin(store, *old) == [None] * 74
+        batch = Batch([new_row(b"\0%d" % n) for n in range(74)], [saved(row) for row in old])
+        assert await store.flush(batch) == [None] * 148
+        assert await stored(store, [*batch.begins, *batch.saves]) == [*batch.begins, *batch.saves]
+        taken = new_row(b"\0" + b"7")
+        again = [saved(row) for row in batch.saves]
+        again[9], again[70] = again[9]._replace(version=9), again[70]._replace(version=2)
+        begins = [*(new_row() for _ in range(66)), taken, new_row()]
+        standing = await store.flush(Batch(begins, again))
+        in_the_way = {66: batch.begins[7], 68 + 9: batch.saves[9], 68 + 70: batch.saves[70]}
+        assert {n: row for n, row in enumerate(standing) if row is not None} == in_the_way
+        written = [row for n, row in enumerate([*begins, *again]) if n not in in_the_way]
+        assert await stored(store, written) == written
+    finally:
+        await store.close()
+
+
+async def test_saves_of_many_rows_look_each_up(tmp_path: Path) -> None:
+    store = await open_store(str(tmp_path / "tricord.db"))
+    await store.close()
+    with closing(sqlite3.connect(tmp_path / "tricord.db")) as connection:
+        statement = sqlite_flush._update(8)
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * statement.count("?")).fetchall()
+    steps = [step for *_, step in plan]
+    assert any("SEARCH tricord_transaction USING INDEX" in step and "xid=?" in step for step in steps), steps
+    assert not any("SCAN tricord_transaction" in step for step in steps), steps

@@ -12,7 +12,7 @@ from coordinator.journal import Started
 from coordinator.live import Live
 from coordinator.machine import due
 from coordinator.model import Call, State, Transaction
-from coordinator.store import postgres
+from coordinator.store.postgres_flush import FLUSHES
 
 VARIABLE: Final = "TRICORD_CRASH_BROKEN"
 
@@ -56,11 +56,11 @@ def try_then_begin(come: Come) -> None:
 
 def accept_stale_saves(come: Come) -> None:
     """A save goes over whatever version stands there (on PostgreSQL)."""
-    compared = " AND t.version = s.version - 1"
-    for kind, statement in postgres._FLUSHES.items():
+    compared = b" AND t.version = s.version - 1"
+    for kind, statement in FLUSHES.items():
         if statement.count(compared) != kind.saves:
             raise AssertionError(f"the flush of {kind} does not compare as this was written for")
-        postgres._FLUSHES[kind] = statement.replace(compared, "")
+        FLUSHES[kind] = statement.replace(compared, b"")
 
 
 BROKEN: Final[Mapping[str, Callable[[Come], None]]] = {

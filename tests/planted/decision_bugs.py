@@ -11,7 +11,7 @@ ORDERS = "coordinator/orders.py"
 
 _AFTER_ALL_CONFIRMED = "    (State.CONFIRMING, Event.ALL_CONFIRMED): State.CONFIRMED,\n"
 _CONFIRMING = """\
-    if tx.state is State.CONFIRMING:
+    if tx.state is _CONFIRMING:
         return Event.ALL_CONFIRMED"""
 
 BUGS = (
@@ -117,10 +117,10 @@ BUGS = (
         (
             Edit(
                 MACHINE,
-                "        if reply.outcome is Outcome.DONE:\n            reply = _checked(step, reply)",
+                "        if reply.outcome is _DONE:\n            reply = _checked(step, reply)",
                 "        if reply.outcome is Outcome.VIOLATION and reply.phase is not Phase.TRY:\n"
                 "            reply = reply._replace(outcome=Outcome.DONE)\n"
-                "        if reply.outcome is Outcome.DONE:\n            reply = _checked(step, reply)",
+                "        if reply.outcome is _DONE:\n            reply = _checked(step, reply)",
             ),
         ),
     ),

@@ -8,6 +8,7 @@ FLOW = "coordinator/flow.py"
 MACHINE = "coordinator/machine.py"
 ENGINE = "coordinator/engine.py"
 POSTGRES = "coordinator/store/postgres.py"
+FLUSH = "coordinator/store/postgres_flush.py"
 STORE = Suite(("tests/contract/test_store.py",), "postgresql")
 STORIES = Suite(("tests/stories/test_stories.py",))
 
@@ -98,9 +99,9 @@ BUGS = (
         "pitfalls 37 and 38: a coordinator that has stood still writes over what others have decided",
         (
             Edit(
-                POSTGRES,
-                "WHERE t.xid = s.xid AND t.version = s.version - 1 RETURNING t.save_id",
-                "WHERE t.xid = s.xid RETURNING t.save_id",
+                FLUSH,
+                "WHERE t.xid = s.xid AND t.version = s.version - 1",
+                "WHERE t.xid = s.xid",
             ),
         ),
         STORE,

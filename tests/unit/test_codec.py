@@ -185,3 +185,9 @@ def test_a_row_of_format_3_without_a_past_is_read() -> None:
 def test_what_is_not_understood_is_not_guessed(body: bytes) -> None:
     with pytest.raises(UnreadableRow, match=XID.hex()):
         transaction(OLD_ROW._replace(body=body))
+
+
+def test_the_next_version_differs_in_what_each_save_writes_anew() -> None:
+    for tx in (OLD, OLD._replace(sealed=False, renewed_ms=9, joined=(Joined("k"),), wake_ms=None)):
+        for wake_ms in (None, 6):
+            assert tx.next_version(10, wake_ms) == tx._replace(version=4, save_id=10, wake_ms=wake_ms)

@@ -1,11 +1,15 @@
 """Fixtures for all tests. Under pytest-xdist each worker has a PostgreSQL and a MariaDB server of its own."""
 
+import atexit
 import gc
+import itertools
 import os
 import shutil
+import ssl
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -25,24 +29,50 @@ MEMORY = "/dev/shm"
 MEMORY_BYTES_MIN = 4 * 1024**3
 """More than the servers of some workers write."""
 
+TESTS_BETWEEN_FREEZES = 50
+
 Server = TypeVar("Server", bound=LocalServer)
 
 
 def pytest_configure() -> None:
     """Temporary files go to memory, where nobody waits for a disk, if it has room and TMPDIR names no other place."""
-    if "TMPDIR" in os.environ:
-        return
-    with suppress(OSError):
-        lacks = os.statvfs(MEMORY).f_flag & (os.ST_NOEXEC | os.ST_RDONLY)
-        if not lacks and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN:
-            os.environ["TMPDIR"] = MEMORY
-            tempfile.tempdir = None  # it is looked for again
+    if "TMPDIR" not in os.environ:
+        with suppress(OSError):
+            lacks = os.statvfs(MEMORY).f_flag & (os.ST_NOEXEC | os.ST_RDONLY)
+            if not lacks and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN:
+                os.environ["TMPDIR"] = MEMORY
+                tempfile.tempdir = None  # it is looked for again
+    if "SSL_CERT_FILE" not in os.environ:
+        _trust_one()
+
+
+def _trust_one() -> None:
+    """Have one of the authorities that the system trusts.
+
+    PyMySQL for each connection, and httpx for each client, reads all of them, which takes 20 ms of work. No test needs
+    any.
+    """
+    if trusted := ssl.create_default_context().get_ca_certs(binary_form=True):
+        one = Path(tempfile.mkdtemp(prefix="tricord-trusted-")) / "one.pem"
+        one.write_text(ssl.DER_cert_to_PEM_cert(trusted[0]))
+        atexit.register(shutil.rmtree, one.parent)
+        os.environ.update(SSL_CERT_FILE=str(one), SSL_CERT_DIR=os.devnull)
 
 
 def pytest_collection_finish() -> None:
     """Thousands of collected tests stay until the end: no collection of garbage need look at them again."""
     gc.collect()
     gc.freeze()
+
+
+_ended = itertools.count(1)
+
+
+def pytest_runtest_logfinish() -> None:
+    """Nor at what has outlived tests, reports for one, so that a collection takes as long late as early."""
+    if next(_ended) % TESTS_BETWEEN_FREEZES == 0:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +153,10 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In CI every database is there: a database test that skips has found something broken."""
-    report = yield
+    try:
+        report = yield
+    except SystemError:  # CPython 3.11 fails now and then to parse the lines that failed; it does not twice
+        report = pytest.TestReport.from_item_and_call(item, call)
     needs_database = DATABASE_FIXTURES.intersection(getattr(item, "fixturenames", ())) or item.get_closest_marker(
         "database"
     )

@@ -38,9 +38,12 @@ _HARMLESS: Final = {"PYTHONUNBUFFERED"}
 class Fork:
     """One process, to be used like `subprocess.Popen`; its output is text."""
 
-    def __init__(self, pid: int, report: socket.socket, stdout: int | None, stderr: int | None) -> None:
+    def __init__(
+        self, pid: int, report: socket.socket, stdin: int | None, stdout: int | None, stderr: int | None
+    ) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self.stdin = None if stdin is None else open(stdin, "w", encoding="utf-8")  # noqa: SIM115
         self.stdout = _text(stdout)
         self.stderr = _text(stderr)
         self._report = report
@@ -87,7 +90,7 @@ class Fork:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for stream in (self.stdout, self.stderr):
+        for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
                 stream.close()
         self.wait()
@@ -174,7 +177,7 @@ def start(
     stderr: int | None = None,
     start_new_session: bool = False,
 ) -> Running:
-    """Start what `python -m MODULE …` would; streams as `subprocess.Popen` takes them, but no pipe to write into."""
+    """Start what `python -m MODULE …` would; streams as `subprocess.Popen` takes them."""
     order = {
         "arguments": [os.fsdecode(argument) for argument in arguments],
         "environment": dict(env),
@@ -187,12 +190,12 @@ def start(
             [sys.executable, "-m", *arguments], env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, text=True,
             errors="replace", start_new_session=start_new_session,
         )  # fmt: skip
-    theirs_in, _ = _pipe(stdin, 0)
+    theirs_in, ours_in = os.pipe() if stdin == subprocess.PIPE else _pipe(stdin, 0)
     theirs_out, ours_out = _pipe(stdout, 1)
     theirs_err, ours_err = (os.dup(theirs_out), None) if stderr == subprocess.STDOUT else _pipe(stderr, 2)
     standard = (theirs_in, theirs_out, theirs_err)
     try:
-        return Fork(*server.fork(order, standard), ours_out, ours_err)
+        return Fork(*server.fork(order, standard), ours_in, ours_out, ours_err)
     finally:
         for descriptor in standard:
             os.close(descriptor)

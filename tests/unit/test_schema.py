@@ -1,6 +1,7 @@
 """Alembic's migrations make what the MetaData says, on every database; other revisions are refused."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import psycopg
 import pytest
@@ -13,6 +14,7 @@ from coordinator.store import schema
 from coordinator.store.identity import store_identity
 from coordinator.store.rows import Row, StoreError
 from tests.contract.stores import at_revision
+from tests.servers import eventually
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.database)])
@@ -132,6 +134,16 @@ def test_an_older_store_is_migrated_in_two_steps(engine: sa.Engine) -> None:
     assert store_identity(engine, "one") == ("old", False, ())
 
 
+@contextmanager
+def connected(dsn: str, program: str) -> Iterator[psycopg.Connection]:
+    """A program's session; after the block the server has none of that name, which is a moment after it was closed."""
+    with psycopg.connect(dsn, application_name=program) as session:
+        yield session
+    count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
+    with psycopg.connect(dsn, autocommit=True) as onlooker:
+        assert eventually(lambda: onlooker.execute(count, [program]).fetchone() == (0,), 60)
+
+
 @pytest.mark.database
 def test_a_store_is_not_finished_while_an_older_program_is_connected(pg_database: str) -> None:
     engine = sa.create_engine(pg_database.replace("postgresql://", "postgresql+psycopg://"))
@@ -142,7 +154,7 @@ def test_a_store_is_not_finished_while_an_older_program_is_connected(pg_database
         (schema.APPLICATION_NAME, False),
         ("tricorder", False),
     ):
-        with psycopg.connect(pg_database, application_name=name):
+        with connected(pg_database, name):
             assert schema.migrate(engine, finish=False) == schema.Stand(schema.REVISION)
             if refused:
                 with pytest.raises(
@@ -162,17 +174,18 @@ def test_an_older_program_that_starts_while_a_store_is_finished_is_found(pg_data
     engine = sa.create_engine(pg_database.replace("postgresql://", "postgresql+psycopg://"))
     at_revision(engine, "0001")
     schema.migrate(engine, finish=False)
+    sessions = ExitStack()
     started: list[psycopg.Connection] = []
 
     @sa.event.listens_for(engine, "before_cursor_execute")
     def start(_connection: object, _cursor: object, statement: str, *_more: object) -> None:
         if statement.startswith("UPDATE tricord_store") and not started:
-            started.append(psycopg.connect(pg_database, application_name="tricord"))
+            started.append(sessions.enter_context(connected(pg_database, "tricord")))
 
-    with pytest.raises(StoreError, match="of an older version still use the store"):
-        schema.migrate(engine, finish=True)
-    assert schema.read_stand(engine) == schema.Stand(schema.REVISION)
-    started[0].close()
+    with sessions:
+        with pytest.raises(StoreError, match="of an older version still use the store"):
+            schema.migrate(engine, finish=True)
+        assert schema.read_stand(engine) == schema.Stand(schema.REVISION)
     assert schema.migrate(engine, finish=True) == schema.Stand(schema.REVISION, FORMAT, FORMAT)
     engine.dispose()
 

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -34,15 +34,19 @@ _INSERT: Final = text("INSERT INTO orders (intent, amount) VALUES (:intent, :amo
 
 
 class Shop:
-    """Orders on an engine. `done` counts what was answered, by variant."""
+    """Orders on an engine.
+
+    What the load itself costs is next to nothing beside a replay, and the same in each variant: every client counts for
+    itself, and what a replay gives is held against what is at hand.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.done: Counter[str] = Counter()
+        self._done: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
-        self._kept: dict[tuple[Mode, int], list[str]] = {}
+        self._kept: dict[tuple[Mode, int], list[tuple[str, bytes]]] = {}
         self._store = Idempotency(engine)
+        self._elsewhere = Idempotency(engine)
         self._with_front = Idempotency(engine, fronts=(MemoryFront(),))
 
     @contextmanager
@@ -52,8 +56,13 @@ class Shop:
             connection.execute(
                 text("CREATE TABLE orders (id bigserial PRIMARY KEY, intent varchar(40) NOT NULL, amount int NOT NULL)")
             )
-        with self._store, self._with_front:
+        with self._store, self._elsewhere, self._with_front:
             yield self
+
+    @property
+    def done(self) -> Counter[str]:
+        """What was answered, by variant."""
+        return sum(self._done.values(), Counter())
 
     def request(self, variant: str, client: int) -> None:
         """One request of a client, to its answer."""
@@ -66,28 +75,41 @@ class Shop:
         elif variant in (ATOMIC, LEASED):
             mode = Mode.ATOMIC if variant == ATOMIC else Mode.LEASED
             intent = self._new()
-            self._run(mode, intent)
+            answer = self._run(mode, intent)
             kept = self._kept.setdefault((mode, client), [])
             if len(kept) < KEPT:
-                kept.append(intent)
+                kept.append((intent, answer.body))
         else:
             mode = Mode.LEASED if variant == REPLAY_LEASED else Mode.ATOMIC
             kept = self._kept[mode, client]
-            intent = kept[next(self._numbers) % len(kept)]
-            store = self._with_front if variant == FRONT else self._store
-            found = store.begin(_OPERATIONS[mode], request_of(intent))
-            if not isinstance(found, Replay) or found.answer != answer_to(intent):
-                raise RuntimeError(f"{variant} of {intent} was answered {found}")
-        with self._lock:
-            self.done[variant] += 1
+            intent, body = kept[next(self._numbers) % len(kept)]
+            store = self._store if variant != FRONT else self._with_front
+            self._replayed(store, mode, intent, body)
+        self._done[client][variant] += 1
 
-    def _run(self, mode: Mode, intent: str) -> None:
+    def replayed_elsewhere(self, client: int) -> None:
+        """A repeat that comes to a process which has not seen its key."""
+        intent, body = self._kept[Mode.ATOMIC, client][0]
+        self._replayed(self._elsewhere, Mode.ATOMIC, intent, body)
+
+    def _replayed(self, store: Idempotency, mode: Mode, intent: str, body: bytes) -> None:
+        found = store.begin(_OPERATIONS[mode], request_of(intent))
+        if not isinstance(found, Replay) or found.answer.body != body:
+            raise RuntimeError(f"{intent} was answered {found}")
+
+    def _run(self, mode: Mode, intent: str) -> Answer:
         run = self._store.begin(_OPERATIONS[mode], request_of(intent))
         if isinstance(run, Replay):
             raise RuntimeError(f"{intent} was answered before it was asked")
+        answer = answer_to(intent)
         with run:
             run.connection.execute(_INSERT, {"intent": intent, "amount": 1})
-            run.succeed(answer_to(intent))
+            run.succeed(answer)
+        return answer
+
+    def count(self, variant: str, requests: int) -> None:
+        """So many were answered that were not asked for by `request`."""
+        self._done[-1][variant] += requests
 
     def _new(self) -> str:
         return f"intent-{next(self._numbers)}"
@@ -97,10 +119,11 @@ class Shop:
         with self.engine.connect() as connection:
             orders, intents = connection.execute(text("SELECT count(*), count(DISTINCT intent) FROM orders")).one()
             records = connection.execute(text("SELECT count(*) FROM tricord_idempotency WHERE state = 1")).scalar_one()
-        once = self.done[ATOMIC] + self.done[LEASED]
-        if (orders, intents, records) != (once + self.done[BARE], orders, once):
+        done = self.done
+        once = done[ATOMIC] + done[LEASED]
+        if (orders, intents, records) != (once + done[BARE], orders, once):
             raise RuntimeError(
-                f"answered: {dict(self.done)}; the database holds {orders} orders of {intents} intents, "
+                f"answered: {dict(done)}; the database holds {orders} orders of {intents} intents, "
                 f"and {records} records"
             )
 
@@ -145,7 +168,7 @@ def identical(shop: Shop, store: Idempotency, count: int) -> tuple[int, int, int
         thread.start()
     for thread in threads:
         thread.join()
-    shop.done[LEASED] += runs.total()
+    shop.count(LEASED, runs.total())
     return runs.total(), replays[answer_to(intent).body.decode()], max(held)
 
 

@@ -27,14 +27,14 @@
     service_idempotency
                   what became of an idempotency key (`idempotency/`, a package of its own)
     errors        the tree of errors
+    lazy_names    what loads the names below when they are first used
 
 Names are loaded when they are first used: a program that only starts transactions never loads SQLAlchemy.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from participant_sdk.asgi import XidMiddleware
@@ -80,53 +80,57 @@ if TYPE_CHECKING:
     from participant_sdk.service_idempotency import AsyncIdempotencyService, IdempotencyService
     from participant_sdk.transaction import Branch, BranchRefusal, BranchState, Transaction, TransactionState
     from participant_sdk.upkeep import PurgeReport, ResolveReport, Upkeep, UpkeepState
+else:
+    from participant_sdk.lazy_names import lazy_names
 
-_HOMES = {
-    "asgi": ("XidMiddleware",),
-    "call": ("Call",),
-    "client": ("AsyncTricordClient", "TricordClient"),
-    "client_request": ("Wait", "branch"),
-    "context": (
-        "ContextThreadPoolExecutor",
-        "bound",
-        "collecting",
-        "current_branch_id",
-        "current_xid",
-        "in_context",
-        "pinned_branch_key",
-    ),
-    "context_headers": ("collect_tried", "outgoing_headers"),
-    "enlist_errors": ("BranchUnknown", "NotEnlisted"),
-    "errors": (
-        "AlreadyDecided",
-        "ConfigurationError",
-        "IdempotencyKeyReused",
-        "InvalidRequest",
-        "OutcomeUnknown",
-        "Refused",
-        "RequestFailed",
-        "TransactionCancelled",
-        "TransactionNotFound",
-        "TricordError",
-        "UnknownParticipant",
-    ),
-    "fence_tables": ("FenceTables", "metadata"),
-    "holds": ("Hold",),
-    "interactive": ("AsyncOpenTransaction", "OpenTransaction"),
-    "interceptors": (
-        "AsyncXidServerInterceptor",
-        "XidClientInterceptor",
-        "XidServerInterceptor",
-        "async_xid_client_interceptors",
-    ),
-    "participant": ("Participant",),
-    "payload": ("Payload", "PayloadError"),
-    "serve": ("SERVER_OPTIONS", "AsyncServing", "Serving"),
-    "service_idempotency": ("AsyncIdempotencyService", "IdempotencyService"),
-    "transaction": ("Branch", "BranchRefusal", "BranchState", "Transaction", "TransactionState"),
-    "upkeep": ("PurgeReport", "ResolveReport", "Upkeep", "UpkeepState"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "asgi": ("XidMiddleware",),
+            "call": ("Call",),
+            "client": ("AsyncTricordClient", "TricordClient"),
+            "client_request": ("Wait", "branch"),
+            "context": (
+                "ContextThreadPoolExecutor",
+                "bound",
+                "collecting",
+                "current_branch_id",
+                "current_xid",
+                "in_context",
+                "pinned_branch_key",
+            ),
+            "context_headers": ("collect_tried", "outgoing_headers"),
+            "enlist_errors": ("BranchUnknown", "NotEnlisted"),
+            "errors": (
+                "AlreadyDecided",
+                "ConfigurationError",
+                "IdempotencyKeyReused",
+                "InvalidRequest",
+                "OutcomeUnknown",
+                "Refused",
+                "RequestFailed",
+                "TransactionCancelled",
+                "TransactionNotFound",
+                "TricordError",
+                "UnknownParticipant",
+            ),
+            "fence_tables": ("FenceTables", "metadata"),
+            "holds": ("Hold",),
+            "interactive": ("AsyncOpenTransaction", "OpenTransaction"),
+            "interceptors": (
+                "AsyncXidServerInterceptor",
+                "XidClientInterceptor",
+                "XidServerInterceptor",
+                "async_xid_client_interceptors",
+            ),
+            "participant": ("Participant",),
+            "payload": ("Payload", "PayloadError"),
+            "serve": ("SERVER_OPTIONS", "AsyncServing", "Serving"),
+            "service_idempotency": ("AsyncIdempotencyService", "IdempotencyService"),
+            "transaction": ("Branch", "BranchRefusal", "BranchState", "Transaction", "TransactionState"),
+            "upkeep": ("PurgeReport", "ResolveReport", "Upkeep", "UpkeepState"),
+        },
+    )
 
 __all__ = [
     "SERVER_OPTIONS",
@@ -184,16 +188,3 @@ __all__ = [
     "outgoing_headers",
     "pinned_branch_key",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'participant_sdk' has no attribute {name!r}")
-    value = getattr(import_module(f"participant_sdk.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

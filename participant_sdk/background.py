@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from participant_sdk.databases.database import Script
@@ -43,6 +44,14 @@ class Rest:
     """Wait so many seconds, or until told to stop."""
 
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call something that may give an awaitable; gives what comes of it."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
 
 
 Moves: TypeAlias = Generator[Any, Any, R]
@@ -99,6 +108,8 @@ class ThreadMover:
                 return self._do(move)
             case Rest(seconds):
                 return self._stopping.wait(seconds)
+            case Call(function, arguments):
+                return function(*arguments)
         raise TypeError(f"{move!r} is no move")
 
     def _do(self, move: Do) -> Any:
@@ -155,6 +166,9 @@ class TaskMover:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), seconds)
                 return None
+            case Call(function, arguments):
+                given = function(*arguments)
+                return await given if isawaitable(given) else given
         raise TypeError(f"{move!r} is no move")
 
     async def _do(self, move: Do) -> Any:

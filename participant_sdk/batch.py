@@ -176,9 +176,12 @@ class MemberView(Database):
         """See Database."""
         yield from self._end(Finished(call, status, result))
 
-    def refuse(self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None) -> Script[None]:
+    def refuse(
+        self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None
+    ) -> Script[Meeting | None]:
         """See Database."""
         yield from self._end(SaidNo(call, refusal, handled))
+        return None
 
     def _end(self, ended: Ended) -> Script[None]:
         self._batch.ended.append(ended)

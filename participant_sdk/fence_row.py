@@ -95,4 +95,8 @@ class RowGone(CallFailed):
     """The fence row is not as this local transaction has left it: nothing may be committed."""
 
     def __init__(self) -> None:
-        super().__init__("the fence row was not there when it was written", attention=True)
+        super().__init__(
+            "the fence row was not there when it was written, or not of this local transaction: its handler has "
+            "committed by itself, or rolled back, or changed the row",
+            attention=True,
+        )

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from sqlalchemy import Connection
@@ -80,7 +81,7 @@ class Handler:
     session_class: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Handle:
     """The step that calls a handler; gives what it returns, throws what it raises. `begin`: see Loan.
 
@@ -258,12 +259,17 @@ _VERB = r"(COMMIT|END|ABORT|BEGIN|START\s+TRANSACTION|PREPARE\s+TRANSACTION|ROLL
 _SUSPICIOUS = re.compile(_VERB, re.IGNORECASE)
 _ENDS = re.compile(r"\s*" + _VERB, re.IGNORECASE)
 _NOT_CODE = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|(\$\w*\$).*?\1|--[^\n]*|/\*.*?\*/", re.DOTALL)
+_REMEMBERED_LENGTH_MAX: Final = 1000
 _DEFINES = re.compile(r"\s*CREATE\b", re.IGNORECASE)
 """The body of a trigger or function may hold BEGIN and END."""
 
 
 def ending_verb(statement: str) -> str | None:
     """The word by which `statement` would begin or end a local transaction, None if it does neither."""
+    return _verb_remembered(statement) if len(statement) <= _REMEMBERED_LENGTH_MAX else _verb(statement)
+
+
+def _verb(statement: str) -> str | None:
     if not _SUSPICIOUS.search(statement):
         return None
     code = _NOT_CODE.sub(" ", statement)
@@ -273,3 +279,7 @@ def ending_verb(statement: str) -> str | None:
         if (found := _ENDS.match(part)) is not None:
             return " ".join(found.group(1).upper().split())
     return None
+
+
+_verb_remembered: Final = lru_cache(maxsize=1024)(_verb)
+"""A program has few statements, and executes them often."""

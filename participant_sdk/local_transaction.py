@@ -1,9 +1,9 @@
 """What happens in one call's local transaction, written once for both flavours and for every database.
 
-Order is everything here: fence row first, then the handler inside the SDK's own savepoint, then that savepoint's
-RELEASE or ROLLBACK TO, then what has to be stored, then COMMIT, and only then the answer. The savepoint is the proof
-that the fence row is still there: a handler may have swallowed an error that made the database roll everything
-back, and then RELEASE fails, all is rolled back, and nothing is claimed to have happened. What has to be stored says
+Order is everything here: fence row first, then the handler, then the proof that the row is still there, then what has
+to be stored, then COMMIT, and only then the answer. The proof is needed because a handler may have swallowed an error
+that made the database roll everything back: then all is rolled back, and nothing is claimed to have happened. It is the
+RELEASE of the SDK's own savepoint, if it does not lie in what is stored (see `databases`). What has to be stored says
 that the handler ended: a row without it was committed by the handler itself, half way.
 """
 
@@ -174,9 +174,9 @@ def _run_try(call: IncomingCall, fence: Fence, meeting: Meeting) -> Steps:
         if is_transient(refused, fence.database):
             raise RunAgain(f"its refusal came of a lost race, which is no reason to refuse: {refused}") from refused
         refusal = storable(refused.reason, refused.message)
-        yield from fence.database.refuse(call, refusal, handled=True, intent=None)
+        met = yield from fence.database.refuse(call, refusal, handled=True, intent=None)
         tell_if_late(call)
-        return Reply.refused(refusal)
+        return Reply.refused(refusal) if met is None else _answer(verdict_of(call, met), met.row)
     stored = encode_result(result)
     yield from fence.database.finish(call, Status.TRIED, stored, None)
     tell_if_late(call)

@@ -19,7 +19,7 @@ from sqlalchemy.schema import CreateTable
 
 from participant_sdk.call import IncomingCall, fingerprint
 from participant_sdk.databases import Database, database_of
-from participant_sdk.databases.database import RELEASE
+from participant_sdk.databases.database import RELEASE, SAVEPOINT
 from participant_sdk.errors import ConfigurationError, describe
 from participant_sdk.fence import Phase
 from participant_sdk.fence_tables import FenceTables
@@ -163,7 +163,7 @@ def probe(database: Database, xid: str) -> Generator[Step, Any, None]:
         fingerprint=fingerprint("probe", payload),
     )
     yield from database.meet(call)
-    yield from database.savepoint()
+    yield Send(SAVEPOINT)
     yield Ask(_as_a_handler_would)
     yield Send(RELEASE)
     yield from database.restore()

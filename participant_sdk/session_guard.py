@@ -1,8 +1,8 @@
 """What an ORM session may do that a handler is lent.
 
 A session has more ways to end a local transaction than a connection has: `close()`, a `with` block, and its own
-rollback when a flush fails. That one must not reach the database, since the fence row would go with it; the SDK's
-savepoint undoes what the flush has left, and until then the session can do nothing more.
+rollback when a flush fails. That one must not reach the database, since the fence row would go with it; what the flush
+has left is undone when the call ends, and until then the session can do nothing more.
 """
 
 from __future__ import annotations

@@ -170,7 +170,8 @@ def run(steps: Generator[Step, Any, R], connection: Connection) -> R:
             else:
                 step = steps.send(answer)
     except StopIteration as stop:
-        return cast(R, stop.value)
+        result: R = stop.value
+        return result
 
 
 async def run_async(steps: Generator[Step, Any, R], connection: AsyncConnection) -> R:
@@ -185,4 +186,5 @@ async def run_async(steps: Generator[Step, Any, R], connection: AsyncConnection)
             else:
                 step = steps.send(answer)
     except StopIteration as stop:
-        return cast(R, stop.value)
+        result: R = stop.value
+        return result

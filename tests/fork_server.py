@@ -29,7 +29,10 @@ import alembic.config
 import psycopg
 import rich.console
 import rich.table
+import sqlalchemy.dialects.mysql.asyncmy
+import sqlalchemy.dialects.mysql.pymysql
 import sqlalchemy.dialects.postgresql.psycopg
+import sqlalchemy.dialects.sqlite.aiosqlite
 import sqlalchemy.dialects.sqlite.pysqlite
 import sqlalchemy.ext.asyncio
 import sqlalchemy.orm
@@ -44,6 +47,9 @@ import participant_sdk.commands
 import participant_sdk.participant
 import participant_sdk.serve
 import tests.chaos.counted
+import tests.contract.participant.till
+import tests.contract.participant.together
+import tests.integration.keyed_shop
 from tests.forks import ORDER_BYTES_MAX
 
 with contextlib.suppress(ImportError):

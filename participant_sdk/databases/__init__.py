@@ -1,9 +1,10 @@
 """What differs between the databases that can hold a fence.
 
-    database     what the fence asks of a database, as scripts of steps
-    postgresql   one round trip before the handler and one after it
-    mariadb      MariaDB, and MySQL by the same statements
-    sqlite       a file in WAL mode
+    database        what the fence asks of a database, as scripts of steps
+    postgresql      one round trip before the handler and one after it
+    mariadb         MariaDB, and MySQL by the same statements
+    sqlite          a file in WAL mode
+    driver_errors   what the drivers' errors mean: a lost race, a lost connection; the idempotency store asks it, too
 
 `local_transaction` decides what happens in a call; a Database knows in which statements.
 """

@@ -1,8 +1,9 @@
 """What the fence asks of a database. Each method is a script: a generator of steps on the call's connection.
 
 The scripts keep one order on every database: begin, with every wait bounded below the call's time; meet the branch's
-row; the SDK's savepoint; (the handler); release of the savepoint, without which nothing is committed; the last
-statement of the call, which must hit exactly one row; COMMIT. They decide nothing: that is `local_transaction`.
+row; (the handler); the proof that the row is still there, without which nothing is committed; the last statement of
+the call, which must hit exactly one row; COMMIT. They decide nothing: that is `local_transaction`. The proof is the
+release of a savepoint, or lies in that last statement where the server runs none after an error.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Dialect
-from sqlalchemy import exc as sqlalchemy_errors
 
 from participant_sdk.call import IncomingCall, Refusal
+from participant_sdk.databases.driver_errors import DriverErrors
 from participant_sdk.fence import Phase, Status
 from participant_sdk.fence_row import FenceRow, Meeting
 from participant_sdk.fence_tables import FenceTables
@@ -87,8 +88,10 @@ class Database(ABC):
     """A database with the fence's tables in it, and the SQL for them.
 
     `fence_id` is known once the tables are made. `one_writer`: only one local transaction can write at a time.
+    `errors`: what its drivers' errors mean.
     """
 
+    errors: ClassVar[DriverErrors]
     one_writer: ClassVar[bool] = False
     restores: ClassVar[bool] = False
 
@@ -109,28 +112,31 @@ class Database(ABC):
 
     @abstractmethod
     def savepoint(self) -> Script[None]:
-        """Before Try's handler."""
+        """Before Try's handler, where one is needed to undo what it did, and to prove that the row is still there."""
 
     @abstractmethod
     def start(self, call: IncomingCall, row: FenceRow, status: Status) -> Script[None]:
-        """Move `row` to `status`, unfinished, and set the savepoint: before the handler of Confirm or Cancel.
+        """Move `row` to `status`, unfinished, and set a savepoint if need be: before the handler of Confirm or Cancel.
 
         Raises RunAgain if the row is not any more what the verdict was about.
         """
 
     @abstractmethod
     def finish(self, call: IncomingCall, status: Status, result: Payload | None, intent: str | None) -> Script[None]:
-        """After a handler: release, store that it has ended and what Try returned, commit.
+        """After a handler: store that it has ended and what Try returned, and commit.
 
         With `intent`, only if the row is still this one's. Raises CallFailed, with nothing committed, if the row is not
-        there as it was left.
+        there as it was left, or if this is not the local transaction any more that has written it.
         """
 
     @abstractmethod
-    def refuse(self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None) -> Script[None]:
+    def refuse(
+        self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None
+    ) -> Script[Meeting | None]:
         """Store why Try said no, and commit; what its handler did (`handled`) is rolled back first.
 
-        A repeat gets the same answer, and Cancel finds nothing to undo.
+        A repeat gets the same answer, and Cancel finds nothing to undo. None: it is stored. Else another call was
+        quicker, while nothing was held, and this is what that one has stored.
         """
 
     @abstractmethod
@@ -190,9 +196,9 @@ class Database(ABC):
         """After the end, when the connection goes back to the user's pool."""
         yield from ()
 
-    @abstractmethod
     def is_transient(self, error: BaseException) -> bool:
         """Whether the driver's `error` only means that the local transaction lost a race, or its connection."""
+        return self.errors.is_transient(error)
 
     def restored(self) -> Script[None]:
         """As `restore`; but the call has ended, and nothing that happens now may change its reply."""
@@ -240,10 +246,3 @@ def most_patient(calls: Sequence[IncomingCall]) -> IncomingCall:
 def idle_ms(lock_ms: int) -> int:
     """How long a local transaction may be idle before the server ends it, so that a stopped process frees its locks."""
     return 2 * lock_ms if 2 * lock_ms > IDLE_MIN_MS else IDLE_MIN_MS
-
-
-def is_refused_connection(error: BaseException) -> bool:
-    """Whether SQLAlchemy itself says that there was no connection, or that it is gone."""
-    if isinstance(error, sqlalchemy_errors.TimeoutError):  # no free connection in the pool
-        return True
-    return isinstance(error, sqlalchemy_errors.DBAPIError) and error.connection_invalidated

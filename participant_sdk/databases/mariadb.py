@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from sqlalchemy import Connection, Dialect
-from sqlalchemy import exc as sqlalchemy_errors
 
 from participant_sdk.call import IncomingCall
 from participant_sdk.databases.database import (
@@ -20,12 +19,12 @@ from participant_sdk.databases.database import (
     SAVEPOINT,
     Script,
     idle_ms,
-    is_refused_connection,
     known_to_sqlalchemy,
     most_patient,
     noted,
     wait_ms,
 )
+from participant_sdk.databases.driver_errors import MARIADB, unwrapped
 from participant_sdk.databases.statements import OneByOne, new_row, new_rows, row_of, these, this
 from participant_sdk.fence_row import MEETS_WITH, Meeting
 from participant_sdk.fence_tables import FenceTables
@@ -35,27 +34,11 @@ _LIMITS: Final = "tricord.limits"
 
 DUPLICATE: Final = 1062
 
-_TRANSIENT: Final = frozenset(
-    {
-        1020,  # the row was changed since the snapshot
-        1040,  # too many connections
-        1053,  # the server is shutting down
-        1205,  # lock time-out
-        1213,  # deadlock: InnoDB has rolled everything back
-        1305,  # the savepoint is gone, so is all that was written before it
-        1317,  # interrupted
-        1927,  # the connection was killed
-        2002,  # no connection
-        2003,
-        2006,
-        2013,
-    }
-)
-
 
 class MariaDb(OneByOne):
     """See the module. Works under READ COMMITTED and under the default REPEATABLE READ."""
 
+    errors = MARIADB
     NOW: ClassVar[str] = "UTC_TIMESTAMP(6)"
     NOW_MS: ClassVar[str] = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000"
     SIGN: ClassVar[str] = "%s"
@@ -141,10 +124,6 @@ class MariaDb(OneByOne):
         if before is not None:
             yield Send(_set(before[0], before[1]))
 
-    def is_transient(self, error: BaseException) -> bool:
-        """See Database."""
-        return is_transient(error)
-
     def _check_fence(self) -> Script[None]:
         if (yield Look(lambda connection: connection.info.get(FENCE_CHECKED))) == self.fence_id:
             return
@@ -175,14 +154,7 @@ def _set(lock_seconds: int, idle_seconds: int | None) -> str:
     return f"SET SESSION innodb_lock_wait_timeout = {lock_seconds}{idle}"
 
 
-def is_transient(error: BaseException) -> bool:
-    """See Database."""
-    return is_refused_connection(error) or number_of(error) in _TRANSIENT
-
-
 def number_of(error: BaseException) -> int:
     """The server's or the driver's number of an error, 0 if it has none."""
-    if isinstance(error, sqlalchemy_errors.DBAPIError):
-        error = error.orig or error
-    number = error.args[0] if error.args else 0
-    return number if isinstance(number, int) else 0
+    numbers = MARIADB.codes_of(unwrapped(error))
+    return numbers[0] if numbers else 0

@@ -1,21 +1,17 @@
 """PostgreSQL, through psycopg: one round trip before the handler and one after it.
 
-What would be six or seven statements travels as two scripts of prepared statements (`EXECUTE`) in the simple query
-protocol, which runs a script up to its first error and no further: a COMMIT at its end is reached only if all before
-it went well. A statement that must hit exactly one row divides by the number of rows, so that zero is an error. What
-is put into a script is numbers, names of known form, and everything else in hexadecimal.
+What would be six or seven statements travels as two scripts of prepared statements, which the server runs up to the
+first error and no further: a COMMIT at the end is reached only if all before it went well, and after an error that the
+handler has swallowed nothing is run at all. A statement that must hit exactly one row divides by the number of rows,
+so that zero is an error. That row must bear the time of this local transaction, so that none is taken for this one.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
-import psycopg
 from sqlalchemy import Connection, Dialect
-from sqlalchemy import exc as sqlalchemy_errors
 
 from participant_sdk.call import FINGERPRINT_ALGORITHM, IncomingCall, Refusal
 from participant_sdk.databases.database import (
@@ -30,19 +26,19 @@ from participant_sdk.databases.database import (
     Start,
     Withdrawn,
     idle_ms,
-    is_refused_connection,
     most_patient,
     noted,
     wait_ms,
 )
+from participant_sdk.databases.driver_errors import POSTGRESQL
 from participant_sdk.databases.postgresql_script import Changed, PgScript, PgSettle, Prepared
 from participant_sdk.databases.postgresql_statements import (
     ONE_ROW,
     Statements,
     as_it_is,
     begun,
-    bytes_as_sql,
-    text_as_sql,
+    bytes_as_argument,
+    text_as_argument,
 )
 from participant_sdk.fence import Phase, Status
 from participant_sdk.fence_row import MEETS_WITH, FenceRow, Meeting, RowGone, status_of
@@ -58,40 +54,35 @@ _ROW: Final = (
     "participant, status, finished_at IS NOT NULL, fingerprint_algorithm, encode(fingerprint, 'hex'), "
     "encode(result, 'hex'), result_content_type, refusal_reason, refusal_message, intent, lease_until_ms - {now_ms}"
 )
-_NOW_MS: Final = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+_NOW_MS: Final = "(date_part('epoch', clock_timestamp()) * 1000)::bigint"
 _THIS: Final = "xid = $1 AND branch_id = $2"
+_BOUND: Final = "set_config('lock_timeout', {}, true) || set_config('idle_in_transaction_session_timeout', {}, true)"
+"""Bound every wait for a lock, and how long a stopped process may hold locks, for this local transaction only."""
+_BOUND_NOW: Final = f"CASE WHEN {_BOUND.format('$8', '$9')} <> '' THEN now() END"
+"""The time, in the row that an insert is about to make: its own waits are bounded by the same statement."""
 _FINISHED: Final = (
     "modified_at = clock_timestamp(), finished_at = clock_timestamp(), intent = NULL, lease_until_ms = NULL"
 )
 _MINE: Final = "status = $3 AND finished_at IS NULL AND intent IS NOT DISTINCT FROM $4"
+_WRITTEN_HERE: Final = "($4 IS NOT NULL OR modified_at = now())"
+"""Without an intent, by this local transaction: its time is the row's. A handler that has ended it by itself fails."""
 
 _DEFERS: Final = "tricord.defers"
 """In the connection's `info`: whether there were constraints to defer when it was new."""
 _DEFERRABLE: Final = "SELECT 1 FROM pg_constraint WHERE condeferrable LIMIT 1"
 
-_TRANSIENT_SQLSTATES: Final = frozenset(
-    {
-        "40001",  # serialization failure
-        "40P01",  # deadlock
-        "55P03",  # lock time-out
-        "25P03",  # idle-in-transaction time-out: the connection is gone
-        "53300",  # too many connections
-        "57P01",  # the server is shutting down
-        "57P02",
-        "57P03",
-    }
-)
-
 
 class PostgreSQL(Database):
     """See the module. Works under READ COMMITTED, REPEATABLE READ and SERIALIZABLE, whichever the engine has."""
 
+    errors = POSTGRESQL
     _TYPES: ClassVar[dict[str, str]] = {
-        "meet": "varchar, bigint, varchar, varchar, smallint, smallint, bytea",
-        "meet_new": "varchar, bigint, varchar, varchar, smallint, smallint, bytea",
+        "meet": "varchar, bigint, varchar, varchar, smallint, smallint, bytea, text, text",
+        "meet_new": "varchar, bigint, varchar, varchar, smallint, smallint, bytea, text, text",
         "read": "varchar, bigint",
         "start": "varchar, bigint, smallint, varchar, smallint, boolean",
         "start_one": "varchar, bigint, smallint, varchar, smallint, boolean",
+        "refused": "varchar, bigint, varchar, varchar, smallint, smallint, bytea, text, text, text, text",
         "finish": "varchar, bigint, smallint, varchar",
         "finish_with_result": "varchar, bigint, smallint, varchar, bytea, text",
         "refuse": "varchar, bigint, smallint, varchar, smallint, text, text",
@@ -102,6 +93,7 @@ class PostgreSQL(Database):
         "lock_all": "varchar[], bigint[]",
         "delete_marked": "varchar, bigint, bigint",
         "clear": "varchar[], bigint[], bigint",
+        "bound": "text, text",
     }
 
     def __init__(self, dialect: Dialect, tables: FenceTables) -> None:
@@ -114,37 +106,42 @@ class PostgreSQL(Database):
             "AND branch_id = key.b"
         )
         start = (
-            f"UPDATE {log} SET status = $5, modified_at = clock_timestamp(), finished_at = NULL, "
+            f"UPDATE {log} SET status = $5, modified_at = now(), finished_at = NULL, "
             f"intent = NULL, lease_until_ms = NULL WHERE {_THIS} AND status = $3 AND intent IS NOT DISTINCT FROM $4 "
             "AND (finished_at IS NOT NULL) = $6"
         )
         unmet = "AND intent IS NULL AND finished_at IS NULL"
-        finish = f"UPDATE {log} SET {_FINISHED}{{more}} WHERE {_THIS} AND {_MINE}"
+        end = f"UPDATE {log} SET {_FINISHED}{{more}} WHERE {_THIS} AND {_MINE}"
+        finish = f"{end} AND {_WRITTEN_HERE}"
+        columns = "xid, branch_id, participant, action, status, fingerprint_algorithm, fingerprint"
         insert = (
-            f"INSERT INTO {log} (xid, branch_id, participant, action, status, fingerprint_algorithm, fingerprint, "
-            "created_at, modified_at) VALUES ($1, $2, $3, $4, $5, $6, $7, clock_timestamp(), clock_timestamp()) "
-            "ON CONFLICT DO NOTHING RETURNING"
+            f"INSERT INTO {log} ({columns}, created_at, modified_at{{more}}) VALUES ($1, $2, $3, $4, $5, $6, $7, "
+            f"{_BOUND_NOW}, now(){{values}}) ON CONFLICT DO NOTHING RETURNING"
         )
+        meet = insert.format(more="", values="")
         sql = {
-            "meet_new": f"{insert} {_NOW_MS}",
-            "meet": f"WITH made AS ({insert} status) "
+            "meet_new": f"{meet} {_NOW_MS}",
+            "meet": f"WITH made AS ({meet} status) "
             f"SELECT {_NOW_MS}, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM made "
             f"UNION ALL SELECT NULL, {row} FROM {log} WHERE {_THIS}",
+            "refused": insert.format(
+                more=", refusal_reason, refusal_message, finished_at", values=", $10, $11, clock_timestamp()"
+            )
+            + " 1",
             "read": f"SELECT NULL, {row} FROM {log} WHERE {_THIS}",
             "start": start,
             "start_one": ONE_ROW.format(update=start),
             "finish": ONE_ROW.format(update=finish.format(more="")),
             "finish_with_result": ONE_ROW.format(update=finish.format(more=", result = $5, result_content_type = $6")),
             "refuse": ONE_ROW.format(
-                update=finish.format(more=", status = $5, refusal_reason = $6, refusal_message = $7")
+                update=end.format(more=", status = $5, refusal_reason = $6, refusal_message = $7")
             ),
             "lease": ONE_ROW.format(
                 update=f"UPDATE {log} SET intent = $5, lease_until_ms = {_NOW_MS} + $6 WHERE {_THIS} AND {_MINE}"
             ),
             "lapse": f"UPDATE {log} SET lease_until_ms = 0 WHERE {_THIS} AND {_MINE}",
-            "meet_all": f"INSERT INTO {log} (xid, branch_id, participant, action, status, fingerprint_algorithm, "
-            "fingerprint, lease_until_ms, created_at, modified_at) SELECT new.xid, new.branch_id, $3, $4, $5, $6, "
-            "new.fingerprint, $8, clock_timestamp(), clock_timestamp() "
+            "meet_all": f"INSERT INTO {log} ({columns}, lease_until_ms, created_at, modified_at) "
+            "SELECT new.xid, new.branch_id, $3, $4, $5, $6, new.fingerprint, $8, now(), now() "
             "FROM unnest($1, $2, $7) WITH ORDINALITY AS new (xid, branch_id, fingerprint, place) ORDER BY new.place "
             f"ON CONFLICT DO NOTHING RETURNING xid, branch_id, {_NOW_MS}",
             "read_all": f"{read_all} OFFSET 0) AS found",
@@ -152,67 +149,82 @@ class PostgreSQL(Database):
             "delete_marked": ONE_ROW.format(update=f"DELETE FROM {log} WHERE {_THIS} AND lease_until_ms = $3 {unmet}"),
             "clear": f"DELETE FROM {log} WHERE (xid, branch_id) IN (SELECT * FROM unnest($1, $2)) "
             f"AND lease_until_ms = $3 {unmet}",
+            "bound": f"SELECT {_BOUND.format('$1', '$2')}",
         }
         self._statements = Statements(sql, self._TYPES)
+        self._prepared = self._statements.with_
 
     def meet(self, call: IncomingCall) -> Script[Meeting]:
         """See Database."""
         status = MEETS_WITH.get(call.phase)
         if status is None:
-            return _meeting((yield from self._first(call, self._prepared("read", _this(call))))[-1])
-        is_try = call.phase is Phase.TRY
-        arguments = (
-            *_this(call),
-            _word(call.participant),
-            _word(call.action),
-            f"{status:d}",
-            f"{FINGERPRINT_ALGORITHM}",
-            bytes_as_sql(call.fingerprint),
-        )
+            return _meeting((yield from self._first(call, self._prepared("read", _this(call)), bound=False))[-1])
         # A first Try hardly ever meets a row, so that looking for one in the same statement is not worth its cost.
-        meet = self._prepared("meet_new" if is_try and call.attempt <= 1 else "meet", arguments)
-        results = yield from self._first(call, meet, f";{SAVEPOINT}" if is_try else "")
-        met = results[-2] if is_try else results[-1]
-        if met.ntuples:
-            return _meeting(met)
+        first = call.phase is Phase.TRY and call.attempt <= 1
+        meet = self._prepared("meet_new" if first else "meet", _new(call, status))
+        results = yield from self._first(call, meet, bound=False)
+        if results[-1].ntuples:
+            return _meeting(results[-1])
         # There is one, or the insert has waited for another's, which that statement cannot see under READ COMMITTED.
         results = yield PgScript("", self._prepared("read", _this(call)))
-        if not results[-1].ntuples:  # its local transaction was rolled back, or the row was purged
-            raise RunAgain("the fence row went away between two statements")
-        return _meeting(results[-1])
+        return _there(results[-1])
 
     def leave(self) -> Script[None]:
         """See Database. By the driver's rollback() all prepared statements would go, the user's and the fence's."""
         yield PgScript("ROLLBACK")
 
     def savepoint(self) -> Script[None]:
-        """It was set on the way of `meet`."""
+        """See Database. None is needed: what went wrong before is known by what follows."""
         yield from ()
 
     def start(self, call: IncomingCall, row: FenceRow, status: Status) -> Script[None]:
         """See Database."""
         arguments = (*_mine(call, row.status, row.intent), f"{status:d}", "true" if row.finished else "false")
-        results = yield PgScript("", self._prepared("start", arguments), f";{SAVEPOINT}")
-        if results[0].command_tuples != 1:
+        bound = self._prepared("bound", _limits(call))
+        results = yield PgScript("", self._prepared("start", arguments), lead=(bound,))
+        if results[-1].command_tuples != 1:
             raise Changed()
 
     def finish(self, call: IncomingCall, status: Status, result: Payload | None, intent: str | None) -> Script[None]:
-        """See Database."""
-        yield PgScript(_HANDLED, self._finish(call, status, result, intent), ";COMMIT", RowGone, counted=2)
+        """See Database. After an error that the handler has swallowed, the server runs none of it."""
+        before = _IMMEDIATELY if (yield Look(_defers)) else ""
+        if intent is not None:  # what an external handler begins has a savepoint
+            before += f"{RELEASE};"
+        finish = self._finish(call, status, result, intent)
+        yield PgScript(before, finish, ";COMMIT", RowGone, counted=before.count(";"))
 
     def _finish(self, call: IncomingCall, status: Status, result: Payload | None, intent: str | None) -> Prepared:
         if result is None:
             return self._prepared("finish", _mine(call, status, intent))
-        arguments = (*_mine(call, status, intent), bytes_as_sql(result.data), text_as_sql(result.content_type))
+        arguments = (
+            *_mine(call, status, intent),
+            bytes_as_argument(result.data),
+            text_as_argument(result.content_type),
+        )
         return self._prepared("finish_with_result", arguments)
 
-    def refuse(self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None) -> Script[None]:
-        """See Database."""
-        back = f"{ROLLBACK_TO};" if handled else ""
-        yield PgScript(back, self._refuse(call, refusal, intent), ";COMMIT", RowGone, counted=int(handled))
+    def refuse(
+        self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None
+    ) -> Script[Meeting | None]:
+        """See Database. What the handler did goes with all of its local transaction, the row is written in another.
+
+        Whoever was killed in between has stored nothing. Another call that was in between has stored its own row, and
+        that one holds.
+        """
+        if not handled:
+            yield PgScript("", self._refuse(call, refusal, intent), ";COMMIT", RowGone)
+            return None
+        told = text_as_argument(refusal.reason), text_as_argument(refusal.message)
+        refused = self._prepared("refused", (*_new(call, Status.ROLLBACKED), *told))
+        results = yield from self._first(call, refused, ";COMMIT", bound=False, anew=True)
+        if results[-2].ntuples:
+            return None
+        read = self._prepared("read", _this(call))
+        results = yield from self._first(call, read, ";COMMIT", bound=False, anew=True)
+        return _there(results[-2])
 
     def _refuse(self, call: IncomingCall, refusal: Refusal, intent: str | None) -> Prepared:
-        more = f"{Status.ROLLBACKED:d}", text_as_sql(refusal.reason), text_as_sql(refusal.message)
+        more = f"{Status.ROLLBACKED:d}", text_as_argument(refusal.reason), text_as_argument(refusal.message)
         return self._prepared("refuse", (*_mine(call, Status.TRIED, intent), *more))
 
     def meet_all(self, calls: Sequence[IncomingCall], mark: int) -> Script[list[Meeting]]:
@@ -227,12 +239,12 @@ class PostgreSQL(Database):
         is_try = calls[0].phase is Phase.TRY
         arguments = (
             *these,
-            _word(calls[0].participant),
-            _word(calls[0].action),
+            calls[0].participant,
+            calls[0].action,
             f"{status:d}",
             f"{FINGERPRINT_ALGORITHM}",
-            f"ARRAY[{','.join(bytes_as_sql(call.fingerprint) for call in calls)}]::bytea[]",
-            str(mark) if is_try else "NULL",
+            _array(f'"\\\\x{call.fingerprint.hex()}"' for call in calls),
+            str(mark) if is_try else None,
         )
         results = yield from self._first(first, self._prepared("meet_all", arguments))
         met = _made(results[-1])
@@ -262,7 +274,7 @@ class PostgreSQL(Database):
         yield PgScript("", None, "COMMIT", RowGone, None, lead=self._store(ended, (yield Look(_defers))))
 
     def _store(self, ended: Sequence[Ended], defers: bool) -> list[str | Prepared]:
-        handled = _HANDLED_IN_BATCH if defers else f"{RELEASE};"
+        handled = f"{_IMMEDIATELY_AND_BACK if defers else ''}{RELEASE};"
         script: list[str | Prepared] = []
         for each in ended:
             match each:
@@ -285,18 +297,19 @@ class PostgreSQL(Database):
 
     def lease(self, call: IncomingCall, old: str | None, new: str, milliseconds: int) -> Script[None]:
         """See Database."""
-        arguments = (*_mine(call, Status.TRIED, old), _word(new), str(milliseconds))
+        arguments = (*_mine(call, Status.TRIED, old), new, str(milliseconds))
         yield PgScript("", self._prepared("lease", arguments), ";COMMIT", Changed)
 
     def begin(self, call: IncomingCall) -> Script[None]:
         """See Database. It reads a row that is not there, to see that what is needed later is prepared."""
-        yield from self._first(call, self._prepared("read", ("''", "0")), f";{SAVEPOINT}")
+        yield from self._first(call, self._prepared("read", ("", "0")), f";{SAVEPOINT}")
 
     def begin_within(self, connection: Connection, call: IncomingCall) -> None:
         """See Database. The driver begins by itself, before the first statement."""
         cursor = connection.connection.cursor()
         try:
-            cursor.execute(_limits(call) + SAVEPOINT)
+            limits = (f"'{limit}'" for limit in _limits(call))
+            cursor.execute(f"SELECT {_BOUND.format(*limits)};{SAVEPOINT}")
         finally:
             cursor.close()
 
@@ -305,20 +318,19 @@ class PostgreSQL(Database):
         results = yield from self._first(call, self._prepared("lapse", _mine(call, Status.TRIED, intent)), ";COMMIT")
         return bool(results[-2].command_tuples)
 
-    def is_transient(self, error: BaseException) -> bool:
-        """See Database."""
-        return is_transient(error)
-
-    def _prepared(self, key: str, arguments: Sequence[str]) -> Prepared:
-        return self._statements.with_(key, arguments)
-
     @property
     def _owner(self) -> tuple[str, str]:
         return self.log, self.fence_id
 
-    def _first(self, call: IncomingCall, prepared: Prepared, after: str = "") -> Script[Sequence[PGresult]]:
-        """Begin, bounded, and run what is `prepared`; the results of all."""
-        script = PgScript(_limits(call), prepared, after, of=self._owner)
+    def _first(
+        self, call: IncomingCall, prepared: Prepared, after: str = "", *, bound: bool = True, anew: bool = False
+    ) -> Script[Sequence[PGresult]]:
+        """Begin (`anew`: after a rollback) and run what is `prepared`; the results of all.
+
+        Every wait is bounded first, unless that statement does so itself or waits for nothing (`bound` is False).
+        """
+        lead = (self._prepared("bound", _limits(call)),) if bound else ()
+        script = PgScript("", prepared, after, of=self._owner, lead=lead, anew=anew)
         return (yield from begun(script, self._make_ready))
 
     def _make_ready(self) -> Script[None]:
@@ -331,59 +343,42 @@ class PostgreSQL(Database):
         yield Look(lambda connection: connection.info.update({_DEFERS: defers}))
 
 
-def is_transient(error: BaseException) -> bool:
-    """See Database."""
-    if is_refused_connection(error):
-        return True
-    if isinstance(error, sqlalchemy_errors.DBAPIError):
-        error = error.orig or error
-    if not isinstance(error, psycopg.Error):
-        return False
-    if error.sqlstate is None:  # no answer of the server: the connection was refused or lost
-        return isinstance(error, psycopg.OperationalError)
-    return error.sqlstate in _TRANSIENT_SQLSTATES or error.sqlstate.startswith("08")
-
-
 def _defers(connection: Connection) -> bool:
     return bool(noted(connection, _DEFERS))
 
 
-# Deferred constraints are checked now, while what fails can still be told as the handler's error.
-_HANDLED: Final = f"SET CONSTRAINTS ALL IMMEDIATE;{RELEASE};"
+_IMMEDIATELY: Final = "SET CONSTRAINTS ALL IMMEDIATE;"
+"""Deferred constraints are checked now, while what fails can still be told as the handler's error."""
 
 
-# As _HANDLED, but so that the next member's handler finds the constraints as they were: what is set within a savepoint
-# ends with it. At COMMIT they are checked again, which alone would do to keep what is wrong out.
-_HANDLED_IN_BATCH: Final = (
-    f"SAVEPOINT tricord_constraints;SET CONSTRAINTS ALL IMMEDIATE;ROLLBACK TO SAVEPOINT tricord_constraints;{RELEASE};"
-)
+# In a batch the next member's handler has to find the constraints as they were: what is set within a savepoint ends
+# with it. At COMMIT they are checked again, which alone would do to keep what is wrong out.
+_IMMEDIATELY_AND_BACK: Final = f"SAVEPOINT tricord_constraints;{_IMMEDIATELY}ROLLBACK TO SAVEPOINT tricord_constraints;"
 
 
-def _limits(call: IncomingCall) -> str:
-    """Bound every wait for a lock, and how long a stopped process may hold locks, for this local transaction only."""
+def _limits(call: IncomingCall) -> tuple[str, str]:
+    """For a lock, and for being idle, in ms."""
     lock = wait_ms(call)
-    return f"SET LOCAL lock_timeout = {lock};SET LOCAL idle_in_transaction_session_timeout = {idle_ms(lock)};"
+    return str(lock), str(idle_ms(lock))
 
 
-_WORD: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-
-@lru_cache(maxsize=1024)
-def _word(value: str | None) -> str:
-    if value is None:
-        return "NULL"
-    if not _WORD.fullmatch(value):  # checked at the door long before, but here it becomes SQL
-        raise ValueError(f"{value!r} cannot stand in a script")
-    return f"'{value}'"
+def _new(call: IncomingCall, status: Status) -> tuple[str, ...]:
+    """The arguments of the insert of a call's new row."""
+    fingerprint = bytes_as_argument(call.fingerprint)
+    what = call.participant, call.action, f"{status:d}", f"{FINGERPRINT_ALGORITHM}", fingerprint
+    return *_this(call), *what, *_limits(call)
 
 
 def _this(call: IncomingCall) -> tuple[str, ...]:
-    return _word(call.xid), f"{call.branch_id:d}"
+    return call.xid, f"{call.branch_id:d}"
 
 
 def _these(calls: Sequence[IncomingCall]) -> tuple[str, str]:
-    xids = ",".join(_word(call.xid) for call in calls)
-    return f"ARRAY[{xids}]::varchar[]", f"ARRAY[{','.join(f'{call.branch_id:d}' for call in calls)}]::bigint[]"
+    return _array(f'"{call.xid}"' for call in calls), _array(f"{call.branch_id:d}" for call in calls)
+
+
+def _array(items: Iterable[str]) -> str:
+    return f"{{{','.join(items)}}}"
 
 
 def _made(result: PGresult) -> dict[tuple[str, int], Meeting]:
@@ -404,8 +399,15 @@ def _met(result: PGresult) -> dict[tuple[str, int], Meeting]:
     return met
 
 
-def _mine(call: IncomingCall, status: Status, intent: str | None) -> tuple[str, ...]:
-    return _word(call.xid), f"{call.branch_id:d}", f"{status:d}", _word(intent)
+def _mine(call: IncomingCall, status: Status, intent: str | None) -> tuple[str | None, ...]:
+    return call.xid, f"{call.branch_id:d}", f"{status:d}", intent
+
+
+def _there(result: PGresult) -> Meeting:
+    """What was read of a row that an insert has met."""
+    if not result.ntuples:  # its local transaction was rolled back, or the row was purged
+        raise RunAgain("the fence row went away between two statements")
+    return _meeting(result)
 
 
 def _meeting(result: PGresult) -> Meeting:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import psycopg
-from psycopg import generators
 from psycopg.pq import ExecStatus, TransactionStatus
 from sqlalchemy import Connection
 
 from participant_sdk.databases.database import known_to_sqlalchemy, noted
+from participant_sdk.databases.postgresql_pipeline import Command, send_pipeline, send_simple
 from participant_sdk.steps import RunAgain, drop_if_lost
 
 if TYPE_CHECKING:
+    from psycopg.abc import PQGen
     from psycopg.pq.abc import PGresult
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 READY: Final = "tricord.ready"
 """In the connection's `info`: whose statements are prepared on it."""
+PREPARED_AS: Final = "tricord.prepared_as"
+"""In the connection's `info`: the names of what is prepared on it of the short statements between the others."""
 _IN_FULL: Final = "tricord.in_full"
 _SENT: Final = "tricord.sent"
 
@@ -45,29 +48,30 @@ class Changed(RunAgain):
 
 @dataclass(slots=True)
 class Prepared:
-    """A statement with its arguments, as SQL."""
+    """A statement with its arguments, as text; or, without arguments, to be prepared.
 
-    name: str
-    sql: str
-    arguments: Sequence[str]
+    `types`: the arguments' types, by their numbers in PostgreSQL.
+    """
 
-    def in_full(self) -> str:
-        """As what runs it where nothing can be prepared."""
-        return _PARAMETER.sub(lambda found: self.arguments[int(found[1]) - 1], self.sql)
-
-
-_PARAMETER: Final = re.compile(r"\$(\d+)")
+    name: bytes
+    sql: bytes
+    types: Sequence[int]
+    arguments: Sequence[str | None] | None
 
 
 @dataclass(slots=True)
 class PgScript:
     """The step that sends a script, `prepared` between `before` and `after`; gives the result of each statement.
 
+    With something prepared in it, it travels as a pipeline of the extended query protocol, where the server parses
+    nothing; else as one simple query. Either way what follows an error is not run.
+
     `lead` goes before all that, each prepared part of it with its own end. `missed` is raised when the statement number
     `counted` (from 0; None: any), one that must hit a row, has hit none. A script `of` a fence, or of
     whoever else has statements prepared, begins a local transaction; on a connection that is not ready for this owner
     it gives None instead. `begin`: how it begins, if not as the engine does; None: it does not. Without an owner, it
-    begins if `begin` says how. None begins where something has begun already; `begun` says whether it did.
+    begins if `begin` says how. None begins where something has begun already, but one that begins `anew`, which rolls
+    that back; `begun` counts the statements of the beginning.
 
     With `later` nobody waits for its results: they are looked at before the connection is asked for anything else, and
     an error among them is raised by the next script. It must be one that leaves the local transaction failed.
@@ -82,7 +86,8 @@ class PgScript:
     begin: str | None = ""
     lead: Sequence[str | Prepared] = ()
     later: bool = False
-    begun: bool = False
+    anew: bool = False
+    begun: int = 0
 
     def perform(self, connection: Connection) -> Sequence[PGresult] | None:
         """See Step."""
@@ -98,14 +103,15 @@ class PgScript:
                 sent.collect()
                 sent.check(self)
                 del fairy.info[_SENT]
-            raw.pgconn.send_query(self._sql(fairy.info, raw).encode())
+            coming = self._send(fairy.info, raw)
             if self.later:
-                fairy.info[_SENT] = _Sent(self, raw)
+                fairy.info[_SENT] = _Sent(self, raw, coming)
                 return None
-            results: Sequence[PGresult] = raw.wait(generators.execute(raw.pgconn))
+            results: Sequence[PGresult] = raw.wait(coming)
             if results[-1].status == ExecStatus.FATAL_ERROR:
                 raise self.error_in(results, raw)
         except psycopg.Error as error:
+            drop_if_lost(connection, error)
             raise self._told(error, connection) from error
         return results
 
@@ -126,34 +132,36 @@ class PgScript:
                 await sent.collect()
                 sent.check(self)
                 del fairy.info[_SENT]
-            raw.pgconn.send_query(self._sql(fairy.info, raw).encode())
+            coming = self._send(fairy.info, raw)
             if self.later:
-                fairy.info[_SENT] = _SentAsync(self, raw)
+                fairy.info[_SENT] = _SentAsync(self, raw, coming)
                 return None
-            results: Sequence[PGresult] = await raw.wait(generators.execute(raw.pgconn))
+            results: Sequence[PGresult] = await raw.wait(coming)
             if results[-1].status == ExecStatus.FATAL_ERROR:
                 raise self.error_in(results, raw)
         except psycopg.Error as error:
+            await connection.run_sync(drop_if_lost, error)  # closing what is lost needs a greenlet
             raise self._told(error, synchronous) from error
         return results
 
-    def _sql(self, info: dict[Any, Any], raw: Any) -> str:
-        sql = self.before
-        for part in self.lead:
-            sql += part if isinstance(part, str) else self._run(part, info, raw) + ";"
+    def _send(self, info: dict[Any, Any], raw: Any) -> PQGen[list[PGresult]]:
+        """The results are to be waited for."""
         # It has begun if the engine has a listener that executes something at every beginning.
         begins = self.begin if self.of is None else self.begin is not None
-        self.begun = bool(begins) and raw.pgconn.transaction_status == TransactionStatus.IDLE
-        if self.begun:
-            sql = (self.begin or _BEGIN[raw.isolation_level]) + sql
+        begin = ""
+        if self.anew or (begins and raw.pgconn.transaction_status == TransactionStatus.IDLE):
+            begin = f"{'ROLLBACK;' if self.anew else ''}{self.begin or BEGIN[raw.isolation_level]}"
+        self.begun = begin.count(";")
+        if self.prepared is None and not self.lead:
+            return send_simple(raw.pgconn, f"{begin}{self.before}{self.after}".encode())
+        in_full = raw.prepare_threshold is None or (self.of is None and _IN_FULL in info)
+        commands = [*_commands(begin), *_commands(self.before)]
+        for part in self.lead:
+            commands += _commands(part) if isinstance(part, str) else (_command(part, in_full, raw),)
         if self.prepared is not None:
-            sql += self._run(self.prepared, info, raw)
-        return sql + self.after
-
-    def _run(self, prepared: Prepared, info: dict[Any, Any], raw: Any) -> str:
-        if raw.prepare_threshold is None or (self.of is None and _IN_FULL in info):
-            return prepared.in_full()
-        return f"EXECUTE {prepared.name}({','.join(prepared.arguments)})"
+            commands.append(_command(self.prepared, in_full, raw))
+        commands += _commands(self.after)
+        return send_pipeline(raw.pgconn, commands, {} if in_full else info.get(PREPARED_AS, {}))
 
     def error_in(self, results: Sequence[PGresult], raw: Any) -> Exception:
         """What the last of the results says, which is an error."""
@@ -164,22 +172,23 @@ class PgScript:
         return error
 
     def _told(self, error: psycopg.Error, connection: Connection) -> Exception:
-        """What `error` means. SQLAlchemy, past which it came, is told if the connection is lost."""
+        """What `error` means."""
         if error.sqlstate == _NOT_PREPARED or (error.sqlstate == _PLAN_OUTDATED and "cached plan" in str(error)):
             connection.info.pop(READY, None)
+            connection.info.pop(PREPARED_AS, None)
             if self.of is None:  # it happened since the beginning, and may happen each time
                 connection.info[_IN_FULL] = True
             return NotPrepared()
-        drop_if_lost(connection, error)
         return error
 
 
 class _Sent:
     """A script that was sent and not waited for. Whatever psycopg is asked next passes by `wait`, and so by here."""
 
-    def __init__(self, script: PgScript, raw: Any) -> None:
+    def __init__(self, script: PgScript, raw: Any, coming: PQGen[list[PGresult]]) -> None:
         self._script = script
         self._raw = raw
+        self._coming = coming
         self._error: Exception | None = None
         self._raw.wait = self.wait
 
@@ -193,7 +202,7 @@ class _Sent:
         if "wait" in vars(self._raw):
             del self._raw.wait
             try:
-                self._note(self._raw.wait(generators.execute(self._raw.pgconn)))
+                self._note(self._raw.wait(self._coming))
             except psycopg.Error as error:
                 self._error = error
 
@@ -244,12 +253,34 @@ class _SentAsync(_Sent):
         if "wait" in vars(self._raw):
             del self._raw.wait
             try:
-                self._note(await self._raw.wait(generators.execute(self._raw.pgconn)))
+                self._note(await self._raw.wait(self._coming))
             except psycopg.Error as error:
                 self._error = error
 
 
-_BEGIN: Final = {None: "BEGIN;"} | {
+BEGIN: Final = {None: "BEGIN;"} | {
     level: f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')};" for level in psycopg.IsolationLevel
 }
 """As the driver would say it, which leaves the engine's isolation level to that statement."""
+
+
+@lru_cache(maxsize=256)
+def _commands(text: str) -> tuple[Command, ...]:
+    """Short statements, one after another, none of which has a semicolon in it."""
+    return tuple((None, part.encode(), (), ()) for part in text.split(";") if part)
+
+
+def _command(prepared: Prepared, in_full: bool, raw: Any) -> Command:
+    if prepared.arguments is None:
+        return prepared.name, prepared.sql, None, prepared.types
+    arguments = [
+        argument if argument is None else argument.encode() if argument.isascii() else argument.encode(_encoding(raw))
+        for argument in prepared.arguments
+    ]
+    return None if in_full else prepared.name, prepared.sql, arguments, prepared.types
+
+
+def _encoding(raw: Any) -> str:
+    """How the server expects text. One that takes anything is given UTF-8, as by psycopg."""
+    name: str = raw.info.encoding
+    return "utf-8" if name == "ascii" else name

@@ -1,8 +1,7 @@
-"""Prepared statements by which scripts are made up, and how what they are given is written as SQL."""
+"""Prepared statements by which scripts are made up, and how what they are given is written."""
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import psycopg
 from sqlalchemy import Connection
 
-from participant_sdk.databases.database import Script
-from participant_sdk.databases.postgresql_script import READY, NotPrepared, PgScript, Prepared
+from participant_sdk.databases.database import RELEASE, ROLLBACK_TO, SAVEPOINT, Script
+from participant_sdk.databases.postgresql_script import BEGIN, PREPARED_AS, READY, NotPrepared, PgScript, Prepared
 from participant_sdk.steps import Look, Rollback
 
 if TYPE_CHECKING:
@@ -22,31 +21,61 @@ _PREPARED: Final = "SELECT name FROM pg_prepared_statements WHERE name LIKE 'tri
 ONE_ROW: Final = "WITH hit AS ({update} RETURNING 1) SELECT 1 / count(*) FROM hit"
 
 
+_TYPES: Final = {
+    "boolean": 16,
+    "bytea": 17,
+    "bigint": 20,
+    "smallint": 21,
+    "integer": 23,
+    "text": 25,
+    "varchar": 1043,
+    "bytea[]": 1001,
+    "varchar[]": 1015,
+    "bigint[]": 1016,
+}
+"""By PostgreSQL's own numbers, which never change."""
+
+
+def _name(key: str, text: bytes) -> bytes:
+    """After its text: two owners, or two versions, on one connection do not take each other's."""
+    return f"tricord_{key}_{zlib.crc32(text):08x}".encode()
+
+
+_BETWEEN: Final = {
+    text: _name("short", text)
+    for text in (
+        *(begin.removesuffix(";").encode() for begin in BEGIN.values()),
+        *(short.encode() for short in ("SET CONSTRAINTS ALL IMMEDIATE", SAVEPOINT, RELEASE, ROLLBACK_TO, "COMMIT")),
+    )
+}
+"""What stands between the others in nearly every script, and what it is prepared as."""
+
+
 class Statements:
     """What is prepared on a connection: by key, the SQL and the types of its parameters."""
 
     def __init__(self, sql: Mapping[str, str], types: Mapping[str, str]) -> None:
-        self._sql = sql
-        self._types = types
-        # Named after their text: two owners, or two versions, on one connection do not take each other's.
-        self._names = {key: f"tricord_{key}_{zlib.crc32(text.encode()):08x}" for key, text in sql.items()}
+        self._prepared = {
+            key: (_name(key, text.encode()), text.encode(), [_TYPES[name] for name in types[key].split(", ")])
+            for key, text in sql.items()
+        }
 
-    def with_(self, key: str, arguments: Sequence[str]) -> Prepared:
+    def with_(self, key: str, arguments: Sequence[str | None]) -> Prepared:
         """A statement with its arguments."""
-        return Prepared(self._names[key], self._sql[key], arguments)
+        return Prepared(*self._prepared[key], arguments)
 
     def prepare(self, owner: tuple[str, str]) -> Script[None]:
         """Prepare all of them; the connection is then ready for scripts `of` the owner."""
         if (yield Look(_prepares)):
             (found,) = yield PgScript(_PREPARED)
-            there = {(found.get_value(row, 0) or b"").decode() for row in range(found.ntuples)}
-            script = ""
-            for key, sql in self._sql.items():
-                name = self._names[key]
+            there = {found.get_value(row, 0) for row in range(found.ntuples)}
+            lead: list[str | Prepared] = []
+            for name, sql, types in [*self._prepared.values(), *((name, sql, ()) for sql, name in _BETWEEN.items())]:
                 if name in there:  # it may be older than the table
-                    script += f"DEALLOCATE {name};"
-                script += f"PREPARE {name}({self._types[key]}) AS {sql};"
-            yield PgScript(script)
+                    lead.append(f"DEALLOCATE {name.decode()}")
+                lead.append(Prepared(name, sql, types, None))
+            yield PgScript("", lead=lead)
+            yield Look(lambda connection: connection.info.setdefault(PREPARED_AS, _BETWEEN))
         yield Look(lambda connection: connection.info.setdefault(READY, set()).add(owner))
 
 
@@ -56,6 +85,7 @@ def begun(script: PgScript, make_ready: Callable[[], Script[None]]) -> Script[Se
     try:
         results = yield script
     except NotPrepared:  # since the driver, or the user, has deallocated all that there was
+        yield PgScript("", begin="BEGIN;")  # else the driver, which holds no names for true after a rollback, does none
         yield Rollback()
         results = None
     if results is None:
@@ -71,27 +101,25 @@ def as_it_is(name: str) -> str:
     return name.replace("%%", "%")
 
 
-def as_sql(value: bytes | str | int | None) -> str:
+def as_argument(value: bytes | str | int | None) -> str | None:
     """What a statement is given."""
     if value is None:
-        return "NULL"
+        return None
     if isinstance(value, bytes):
-        return bytes_as_sql(value)
-    return text_as_sql(value) if isinstance(value, str) else f"{value:d}"
+        return bytes_as_argument(value)
+    return text_as_argument(value) if isinstance(value, str) else f"{value:d}"
 
 
-def bytes_as_sql(value: bytes) -> str:
-    """A literal, which costs the server less than a call of decode()."""
-    return f"E'\\\\x{value.hex()}'"
+def bytes_as_argument(value: bytes) -> str:
+    """Bytes, whatever the server's settings."""
+    return f"\\x{value.hex()}"
 
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9 ._/;=+-]*")
-"""Means itself between quotes, whatever the server's settings."""
-
-
-def text_as_sql(value: str) -> str:
-    """Any text, whatever the server's settings."""
-    return f"'{value}'" if _PLAIN.fullmatch(value) else f"convert_from({bytes_as_sql(value.encode())}, 'UTF8')"
+def text_as_argument(value: str) -> str:
+    """Any text that PostgreSQL can hold; raises ValueError for other text, which libpq would cut off."""
+    if "\0" in value:
+        raise ValueError("PostgreSQL holds no text with a NUL character in it")
+    return value
 
 
 def _prepares(connection: Connection) -> bool:

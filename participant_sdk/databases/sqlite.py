@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from sqlalchemy import Connection
-from sqlalchemy import exc as sqlalchemy_errors
 
 from participant_sdk.call import IncomingCall
 from participant_sdk.databases.database import (
     FENCE_CHECKED,
     SAVEPOINT,
     Script,
-    is_refused_connection,
     known_to_sqlalchemy,
     most_patient,
     noted,
     wait_ms,
 )
+from participant_sdk.databases.driver_errors import SQLITE
 from participant_sdk.databases.statements import OneByOne, new_row, new_rows, row_of, these, this
 from participant_sdk.fence_row import MEETS_WITH, Meeting
 from participant_sdk.steps import Ask, Look, Send
 
 _BUSY_TIMEOUT: Final = "tricord.busy_timeout"
 
-_BUSY: Final = 5
-_LOCKED: Final = 6
-
 
 class Sqlite(OneByOne):
     """See the module."""
 
+    errors = SQLITE
     one_writer: ClassVar[bool] = True
     NOW: ClassVar[str] = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
     NOW_MS: ClassVar[str] = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
@@ -99,10 +95,6 @@ class Sqlite(OneByOne):
         if before is not None:
             yield Send(f"PRAGMA busy_timeout = {before}")
 
-    def is_transient(self, error: BaseException) -> bool:
-        """See Database."""
-        return is_transient(error)
-
     def _check_fence(self) -> Script[None]:
         if (yield Look(lambda connection: connection.info.get(FENCE_CHECKED))) == self.fence_id:
             return
@@ -114,12 +106,3 @@ class Sqlite(OneByOne):
 def in_transaction(connection: Connection) -> bool:
     known_to_sqlalchemy(connection)  # the engine's "begin" event does now whatever it does
     return bool(connection.connection.driver_connection.in_transaction)  # type: ignore[union-attr]
-
-
-def is_transient(error: BaseException) -> bool:
-    """See Database."""
-    if is_refused_connection(error):
-        return True
-    if isinstance(error, sqlalchemy_errors.DBAPIError):
-        error = error.orig or error
-    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in (_BUSY, _LOCKED)

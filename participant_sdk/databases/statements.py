@@ -26,7 +26,7 @@ from participant_sdk.databases.database import (
     Withdrawn,
 )
 from participant_sdk.fence import Status
-from participant_sdk.fence_row import FenceRow, RowGone, status_of
+from participant_sdk.fence_row import FenceRow, Meeting, RowGone, status_of
 from participant_sdk.fence_tables import FenceTables
 from participant_sdk.payload import Payload
 from participant_sdk.steps import Commit, RunAgain, Send
@@ -107,10 +107,13 @@ class OneByOne(Database):
         if answer.hit != 1:
             raise RowGone()
 
-    def refuse(self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None) -> Script[None]:
+    def refuse(
+        self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None
+    ) -> Script[Meeting | None]:
         """See Database."""
         yield from self._store_refusal(call, refusal, handled, intent)
         yield Commit()
+        return None
 
     def _store_refusal(self, call: IncomingCall, refusal: Refusal, handled: bool, intent: str | None) -> Script[None]:
         if handled:

@@ -20,22 +20,24 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from participant_sdk.asgi import Application, Receive, Scope, Send
+from participant_sdk.asgi import Application, Message, Receive, Scope, Send
 from participant_sdk.errors import IdempotencyKeyReused
+from participant_sdk.idempotency.asgi_body import RequestBody, read_body
 from participant_sdk.idempotency.errors import IdempotencyError
+from participant_sdk.idempotency.faults import lost_a_race
 from participant_sdk.idempotency.fingerprints import keyed_request
-from participant_sdk.idempotency.http_headers import values
+from participant_sdk.idempotency.http_answers import BYPASSED
+from participant_sdk.idempotency.http_gate import Gate
+from participant_sdk.idempotency.http_headers import values, without_said
 from participant_sdk.idempotency.http_policy import BodyKey, HttpOperation
-from participant_sdk.idempotency.http_replies import Replies
-from participant_sdk.idempotency.http_routes import Routes, route_path
+from participant_sdk.idempotency.http_replies import Replies, first_markers, send_reply
+from participant_sdk.idempotency.http_routes import Routes, request_parts
 from participant_sdk.idempotency.http_serving import Serving
-from participant_sdk.idempotency.http_spool import RequestBody, read_body
 from participant_sdk.idempotency.http_store import DoorStore, Store
 from participant_sdk.idempotency.problems import Answering
-from participant_sdk.idempotency.races import lost_a_race
 from participant_sdk.idempotency.replay import Replay
 from participant_sdk.idempotency.request import KeyedRequest
-from participant_sdk.idempotency.request_parts import RequestParts
+from participant_sdk.idempotency.runs import AsyncRun, Run
 
 __all__ = ["IdempotencyMiddleware"]
 
@@ -66,7 +68,13 @@ class IdempotencyMiddleware:
         self._store = DoorStore(store)
         self._routes = operations if isinstance(operations, Routes) else Routes.of(operations)
         self._answering = answering or Answering()
+        self._gate = Gate(self._routes.operations)
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def ran_unprotected(self) -> int:
+        """How many requests have run while the store was down, of `fail_open` operations."""
+        return self._gate.ran_unprotected
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         operation = self._routes.find(scope) if scope["type"] == "http" else None
@@ -91,7 +99,7 @@ class IdempotencyMiddleware:
             if key is not None and tenant is None:
                 tenant = await operation.tenant_of(scope)
         except IdempotencyError as error:
-            await replies.refuse(error, send)
+            await send_reply(replies.refusal(error), send)
             return
         if key is None or tenant is None or body is None:
             await self._app(scope, receive if body is None else body.receive(receive), send)
@@ -126,12 +134,15 @@ class IdempotencyMiddleware:
             request = await _request(operation, key, tenant, body, scope)
             for last in (False, True):
                 try:
-                    begun = await self._store.begin(operation.operation, request)
+                    begun = await self._begin(operation, request, scope)
                     if isinstance(begun, Replay):
-                        await replies.replay(begun, scope, send)
+                        await send_reply(await replies.repeat(begun, scope), send)
                         return
                 except (IdempotencyError, IdempotencyKeyReused) as error:
-                    await replies.refuse(error, send)
+                    if operation.may_run_unprotected(error):
+                        await self._unprotected(operation, scope, body.receive(receive), send)
+                    else:
+                        await send_reply(replies.refusal(error), send)
                     return
                 serving = Serving(self._app, operation, begun, self._store.ends_of(begun))
                 try:
@@ -144,13 +155,31 @@ class IdempotencyMiddleware:
         finally:
             body.spool.close()
 
+    async def _begin(self, operation: HttpOperation, request: KeyedRequest, scope: Scope) -> Replay | AsyncRun | Run:
+        self._gate.enter(operation, request.tenant, scope)
+        begun: Replay | AsyncRun | Run | None = None
+        try:
+            begun = await self._store.begin(operation.operation, request)
+        finally:
+            if begun is None or isinstance(begun, Replay):
+                self._gate.not_run(operation, request.tenant)
+        return begun
+
+    async def _unprotected(self, operation: HttpOperation, scope: Scope, receive: Receive, send: Send) -> None:
+        self._gate.note_unprotected(operation)
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*without_said(message.get("headers", ())), *first_markers(BYPASSED)]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        state = {**scope.get("state", {}), BYPASSED: True}
+        await self._app({**scope, "state": state}, receive, marked)
+
 
 async def _request(operation: HttpOperation, key: str, tenant: str, body: RequestBody, scope: Scope) -> KeyedRequest:
-    parts = RequestParts(
-        route=("http", scope["method"], route_path(scope), scope.get("query_string", b"")),
-        headers=list(scope["headers"]),
-        body=body.hashed,
-    )
+    parts = request_parts(scope, body.hashed)
     return await _apart_if_large(body, lambda: keyed_request(key, tenant, parts, operation.fingerprinter))
 
 

@@ -7,7 +7,7 @@ somebody else runs it, the wait. `machine.verdict` says what each record that is
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from participant_sdk.errors import ConfigurationError
@@ -26,6 +26,7 @@ from participant_sdk.idempotency.lines import Line
 from participant_sdk.idempotency.machine import TakeOver, Verdict, verdict
 from participant_sdk.idempotency.moves import Apart, GiveBack, Moves, On, StandOn, Take
 from participant_sdk.idempotency.operation import KeyScope, Mode, Operation
+from participant_sdk.idempotency.reaching import Reach
 from participant_sdk.idempotency.record import Record
 from participant_sdk.idempotency.replay import Replay
 from participant_sdk.idempotency.request import KeyedRequest
@@ -52,6 +53,7 @@ class Asked:
     claim: Claim
     on: Any
     ends_at: float | None
+    reach: Reach = field(default_factory=Reach)
 
     @property
     def lease_ms(self) -> int:
@@ -121,18 +123,20 @@ Found = Replay | Begun | Busy
 
 def begin(asked: Asked, setup: Setup) -> Moves[Replay | Begun]:
     """Raises what `Idempotency.begin` raises."""
-    if setup.fronts:
-        record = yield from setup.peek(asked.claim.key_hash)
-        if record is not None and isinstance(replay := judged(asked, record), Replay):
-            return replay
     try:
+        if setup.fronts:
+            record = yield from setup.peek(asked.claim.key_hash)
+            if record is not None and isinstance(replay := judged(asked, record), Replay):
+                return replay
         found = yield from _attempt(asked, setup)
         if isinstance(found, Busy):
+            asked.reach.busy = True
             found = yield from _waited(asked, setup)
     except Exception as error:
         if not setup.is_of_database(error):
             raise
-        raise StoreUnavailable(f"the store could not be asked, and nothing has run: {told(error)}") from error
+        text = f"the store could not be asked, and nothing has run: {told(error)}"
+        raise StoreUnavailable(text, down=asked.reach.is_down(error)) from error
     if isinstance(found, Replay) and setup.fronts:
         yield from setup.keep(found.record)
     return found
@@ -213,9 +217,16 @@ def judged(asked: Asked, record: Record | None) -> Replay | Verdict:
 
 
 def _attempt(asked: Asked, setup: Setup) -> Moves[Found]:
-    if asked.operation.mode is Mode.ATOMIC:
-        return _meet(asked, setup)
-    return _claim(asked, setup)
+    repeats, key_hash, atomic = setup.repeats, asked.claim.key_hash, asked.operation.mode is Mode.ATOMIC
+    known = key_hash in repeats
+    if (known or (atomic and repeats.prevail())) and asked.on is None:
+        said = judged(asked, (yield Apart(setup.store.read(key_hash))))
+        if isinstance(said, Replay):
+            return said
+    found = yield from (_meet(asked, setup) if atomic else _claim(asked, setup))
+    if not (known or isinstance(found, Busy)):
+        repeats.met(key_hash, repeat=isinstance(found, Replay))
+    return found
 
 
 def _meet(asked: Asked, setup: Setup) -> Moves[Found]:
@@ -251,7 +262,7 @@ def _meet(asked: Asked, setup: Setup) -> Moves[Found]:
 def _claim(asked: Asked, setup: Setup) -> Moves[Found]:
     store, claim = setup.store, asked.claim
     for _ in range(RACES_MAX):
-        met: Held | Record = yield Claiming(store.claim(claim), setup.undoing)
+        met: Held | Record = yield Claiming(asked.reach.claiming(store.claim(claim)), setup)
         if isinstance(met, Held):
             return Begun(None, met, None)
         match judged(asked, met):
@@ -262,7 +273,7 @@ def _claim(asked: Asked, setup: Setup) -> Moves[Found]:
             case Verdict.GIVE_UP:
                 yield from _give_up(met, setup)
             case Verdict.RUN | Verdict.RUN_AGAIN:
-                held: Held | None = yield Claiming(store.take_over(claim, met), setup.undoing)
+                held: Held | None = yield Claiming(asked.reach.claiming(store.take_over(claim, met)), setup)
                 if held is not None:
                     return Begun(None, held, met)
     return Busy(None)

@@ -1,14 +1,11 @@
-"""A claim in an event loop: if the task that asks for it is cancelled, what it may have claimed is undone."""
+"""A claim: if the task that asks for it is cancelled, what it may have claimed is undone."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from participant_sdk.idempotency.moves import Apart
+from participant_sdk.idempotency.moves import Apart, carried_through
 from participant_sdk.idempotency.store import Held
 
 if TYPE_CHECKING:
@@ -16,35 +13,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from participant_sdk.databases.database import Script
-
-logger = logging.getLogger("tricord.idempotency")
-
-
-class Undoing:
-    """What undoes claims whose tasks were cancelled, in the background."""
-
-    def __init__(self, undo: Callable[[Held], Script[Any]]) -> None:
-        self._undo = undo
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def begin(self, claiming: asyncio.Task[Any], engine: AsyncEngine) -> None:
-        """Undo what this task is about to claim."""
-        task = asyncio.get_running_loop().create_task(self._undone(claiming, engine))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def finish(self, seconds: float) -> None:
-        """Wait for what is under way."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
-
-    async def _undone(self, claiming: asyncio.Task[Any], engine: AsyncEngine) -> None:
-        try:
-            held = await claiming
-            if isinstance(held, Held):
-                await Apart(self._undo(held)).perform_async(engine)
-        except Exception as error:
-            logger.warning("a claim that was cancelled could not be undone: %s", type(error).__name__)
+    from participant_sdk.idempotency.setup import Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +21,7 @@ class Claiming:
     """As Apart, for a script that may give a Held; if its task is cancelled meanwhile, that is undone."""
 
     script: Script[Any]
-    undoing: Undoing
+    setup: Setup
 
     def perform(self, engine: Engine) -> Any:
         """See Move."""
@@ -60,9 +29,10 @@ class Claiming:
 
     async def perform_async(self, engine: AsyncEngine) -> Any:
         """See Move."""
-        claiming = asyncio.get_running_loop().create_task(Apart(self.script).perform_async(engine))
-        try:
-            return await asyncio.shield(claiming)
-        except asyncio.CancelledError:
-            self.undoing.begin(claiming, engine)
-            raise
+
+        async def undo(found: Any) -> None:
+            if isinstance(found, Held):
+                await Apart(self.setup.undo(found)).perform_async(engine)
+
+        claiming = Apart(self.script).perform_async(engine)
+        return await carried_through(claiming, undo, self.setup.carried)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -31,6 +32,10 @@ from participant_sdk.idempotency.telling import (
     print_table,
     tell,
 )
+
+if TYPE_CHECKING:
+    from participant_sdk.idempotency.inspection import Entry
+    from participant_sdk.idempotency.record import Answer
 
 _DIALECTS: Final = ("postgresql", "mariadb", "mysql", "sqlite")
 
@@ -120,6 +125,46 @@ def show(
     with opened(database, table, schema) as (engine, tables):
         entry = found(Inspection(engine, namespace=namespace, tables=tables), key, key_hash, operation, tenant)
     tell(output, as_json(entry), lambda: print_entry(entry))
+
+
+@idempotency.command()
+@database_options
+@filter_options
+@click.option("--operation", type=Text(), default="", metavar="NAME", help="Only this operation's.")
+@click.option("--tenant", type=Text(), default=None, metavar="NAME", help="Only this tenant's.")
+def export(
+    database: str, namespace: str, table: str | None, schema: str | None, states: tuple[str, ...],
+    older_than: int | None, lapsed: bool, operation: str, tenant: str | None,
+) -> None:  # fmt: skip
+    """Print all records that match with their answers, a line of JSON for each.
+
+    What is stored, as it is stored: headers as names and values, the body in base64. One record at a time, so there may
+    be any number. What ends or goes meanwhile may be in it or not.
+
+    \b
+      tricord idempotency export --tenant acme > acme.jsonl
+    """
+    from participant_sdk.idempotency.inspection import Inspection
+
+    which = filter_of(states, operation, tenant, older_than, lapsed)
+    with opened(database, table, schema) as (engine, tables):
+        inspection = Inspection(engine, namespace=namespace, tables=tables)
+        after: bytes | None = b""
+        while after is not None:
+            page = inspection.page(which, after, 100)
+            for entry in page.entries:
+                answer = None if entry.codec is None else inspection.answer(entry.key_hash)
+                click.echo(json.dumps(_with_answer(entry, answer)))
+            after = page.end
+
+
+def _with_answer(entry: Entry, answer: Answer | None) -> dict[str, Any]:
+    """The same, with all of its answer."""
+    facts = as_json(entry)
+    if answer is not None:
+        headers = [[part.decode("latin-1") for part in header] for header in answer.headers]
+        facts["answer"] |= {"headers": headers, "body_base64": base64.b64encode(answer.body).decode()}
+    return facts
 
 
 @idempotency.command()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from participant_sdk.idempotency.command_fronts import fronts_of, fronts_options
 from participant_sdk.idempotency.command_options import (
     actor_option,
     as_json,
@@ -50,7 +51,11 @@ _BODY_BYTES_MAX: Final = 16 * 1024 * 1024
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )  # fmt: skip
 @click.option("--ttl", type=Age(), default="1d", show_default=True, metavar="AGE", help="When it expires, from now.")
-@click.option("--force", is_flag=True, help="Also a run whose lease ended without an outcome; never one that is live.")
+@click.option("--force", is_flag=True, help="Also a run whose lease ended without an outcome.")
+@click.option(
+    "--live", is_flag=True,
+    help="Also a run that goes on. Its local transaction rolls back; what it does elsewhere does not.",
+)  # fmt: skip
 @actor_option
 @yes_option
 @database_options
@@ -58,7 +63,8 @@ _BODY_BYTES_MAX: Final = 16 * 1024 * 1024
 def resolve(
     key: str | None, key_hash: bytes | None, operation: str, tenant: str | None, state: str, reason: str,
     status: int | None, headers: tuple[str, ...], body: str | None, body_file: Path | None, ttl: int, force: bool,
-    actor: str, yes: bool, database: str, namespace: str, table: str | None, schema: str | None, output: str,
+    live: bool, actor: str, yes: bool, database: str, namespace: str, table: str | None, schema: str | None,
+    output: str,
 ) -> None:  # fmt: skip
     """Say what became of a record that is UNKNOWN.
 
@@ -83,7 +89,9 @@ def resolve(
         entry = found(inspection, key, key_hash, operation, tenant)
         make_sure(f"Record {_told(entry)} as {outcome.name}?", yes)
         why = f"{actor or login()}: {reason}" if reason.strip() else reason
-        entry = inspection.resolve(entry.key_hash, outcome, reason=why, answer=answer, ttl_s=ttl, force=force)
+        entry = inspection.resolve(
+            entry.key_hash, outcome, reason=why, answer=answer, ttl_s=ttl, force=force, live=live
+        )
     tell(output, as_json(entry), lambda: print_entry(entry))
 
 
@@ -124,21 +132,23 @@ def _header_of(header: str) -> tuple[bytes, bytes]:
 @click.option("--force", is_flag=True, help="Also what is UNKNOWN or lapsed: a repeat would then run. Never live runs.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @yes_option
+@fronts_options
 @database_options
 @output_option("table", "json", "jsonl")
 def purge(
     key: str | None, key_hash: bytes | None, operation: str, tenant: str | None, states: tuple[str, ...],
-    older_than: int | None, lapsed: bool, force: bool, dry_run: bool, yes: bool, database: str, namespace: str,
-    table: str | None, schema: str | None, output: str,
+    older_than: int | None, lapsed: bool, force: bool, dry_run: bool, yes: bool, redis: str | None,
+    redis_prefix: str | None, database: str, namespace: str, table: str | None, schema: str | None, output: str,
 ) -> None:  # fmt: skip
     """Delete records: one, or all that match.
 
     Without KEY and --hash, all that match --tenant, --operation, --state, --older-than and --lapsed. A request whose
-    record is gone runs again when it is repeated; a front may go on replaying it for a while.
+    record is gone runs again when it is repeated. Where the services have a front in Redis, name it with --redis, or it
+    goes on replaying for a while; what a process holds in its own memory it holds for some minutes more.
 
     \b
       tricord idempotency purge --hash HEX
-      tricord idempotency purge --tenant acme --dry-run
+      tricord idempotency purge --tenant acme --redis redis://cache/0 --dry-run
     """
     from participant_sdk.idempotency.inspection import Filter, Inspection
 
@@ -150,8 +160,8 @@ def purge(
         raise click.UsageError("--state, --older-than and --lapsed go without KEY and --hash")
     if not one and which == Filter():
         raise click.UsageError("name a record, or say which: --tenant, --operation, --state, --older-than, --lapsed")
-    with opened(database, table, schema) as (engine, tables):
-        inspection = Inspection(engine, namespace=namespace, tables=tables)
+    with fronts_of(redis, redis_prefix) as fronts, opened(database, table, schema) as (engine, tables):
+        inspection = Inspection(engine, namespace=namespace, tables=tables, fronts=fronts)
         if one:
             entry = found(inspection, key, key_hash, operation, tenant)
             if not dry_run:

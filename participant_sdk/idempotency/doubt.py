@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from participant_sdk.databases.driver_errors import leaves_doubt
 from participant_sdk.errors import TricordError
 from participant_sdk.idempotency.asking import LOCK_WAIT_MS, judged
 from participant_sdk.idempotency.errors import LeaseLost, StoreUnavailable
-from participant_sdk.idempotency.faults import lost_connection, told
+from participant_sdk.idempotency.faults import told
 from participant_sdk.idempotency.moves import Apart, GiveBack, Moves, On, Pause, Take
 from participant_sdk.idempotency.record import Record, State
 from participant_sdk.idempotency.replay import Replay
@@ -40,7 +41,7 @@ def lease_lost() -> LeaseLost:
 
 def is_in_doubt(error: Exception, setup: Setup) -> bool:
     """Whether a COMMIT that has raised `error` may have been done: its answer is not the database's own "no"."""
-    return not isinstance(error, TricordError) and setup.is_of_database(error) and lost_connection(error)
+    return not isinstance(error, TricordError) and setup.is_of_database(error) and leaves_doubt(error)
 
 
 def found_out(run: AnyRun, outcome: Outcome, error: Exception) -> Moves[None]:

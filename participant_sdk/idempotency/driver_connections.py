@@ -1,19 +1,24 @@
 """A user's own psycopg connection, dressed so that the steps of scripts can be performed on it.
 
-The steps ask of a connection of SQLAlchemy what is here, and nothing more. The user's connection stays the user's:
-nothing is begun for it, and nothing taken out of any pool.
+The steps ask of a connection of SQLAlchemy what is here, and nothing more. The connection stays the user's: what is
+begun for it would begin by itself at its next statement, and nothing is taken out of any pool.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from inspect import isawaitable
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Dialect
-from sqlalchemy.util import greenlet_spawn
+from sqlalchemy.util import await_only, greenlet_spawn
 
 R = TypeVar("R")
+
+_INFO: Final[WeakKeyDictionary[Any, dict[Any, Any]]] = WeakKeyDictionary()
+"""What is known of each, as of a connection in a pool of SQLAlchemy's."""
 
 
 def is_psycopg(thing: Any, *, asynchronous: bool) -> bool:
@@ -29,8 +34,7 @@ class DriverConnection:
         self.driver_connection = raw
         self.dbapi_connection = _as_dbapi(raw, dialect)
         self.dialect = dialect
-        self.info: dict[Any, Any] = {}
-        self.execution_options: dict[str, Any] = {}
+        self.info = _INFO.setdefault(raw, {})
 
     @property
     def connection(self) -> DriverConnection:
@@ -43,9 +47,11 @@ class DriverConnection:
         return self
 
     @property
-    def invalidated(self) -> bool:
-        """Whether it is lost."""
+    def closed(self) -> bool:
+        """Whether it is of no use any more."""
         return bool(self.driver_connection.closed)
+
+    broken = invalidated = closed
 
     def in_transaction(self) -> bool:
         """Whether a COMMIT would have something to commit."""
@@ -58,6 +64,12 @@ class DriverConnection:
 
     def begin(self) -> None:
         """The driver does, before its first statement."""
+
+    def begin_now(self) -> None:
+        """As the driver does: a `transaction()` block that begins by itself would commit by itself."""
+        begun = self.driver_connection.wait(self.driver_connection._start_query())
+        if isawaitable(begun):
+            await_only(begun)
 
     def cursor(self) -> Any:
         """The driver's."""

@@ -14,17 +14,19 @@ from participant_sdk.databases.database import Script
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.idempotency.asking import LOCK_WAIT_MS, judged
 from participant_sdk.idempotency.doubt import found_out, is_in_doubt, lease_lost, point_found_out, settled
+from participant_sdk.idempotency.driver_connections import DriverConnection
 from participant_sdk.idempotency.errors import LeaseLost, StoreUnavailable
-from participant_sdk.idempotency.faults import told
+from participant_sdk.idempotency.faults import LostRace, lost_a_race, told
 from participant_sdk.idempotency.lines import Line
 from participant_sdk.idempotency.moves import Apart, CommitTheirs, Flush, GiveBack, Moves, On, StandOn, Take
 from participant_sdk.idempotency.operation import Mode
-from participant_sdk.idempotency.races import LostRace, lost_a_race
 from participant_sdk.idempotency.record import Answer, Record, State
 from participant_sdk.idempotency.replay import Replay
 from participant_sdk.idempotency.run_state import AnyRun, Stage
 from participant_sdk.idempotency.setup import RETRYABLE_TTL_MS
-from participant_sdk.idempotency.store import Met, Outcome
+from participant_sdk.idempotency.statements import BARRED
+from participant_sdk.idempotency.store import Held, Met, Outcome
+from participant_sdk.steps import Ask
 
 logger = logging.getLogger("tricord.idempotency")
 
@@ -34,15 +36,26 @@ def connected(run: AnyRun) -> Moves[Line]:
     run.check_open()
     if run.line is not None and run.line.is_over:
         run.stand_on((yield StandOn(run.line.on)))
-    if run.line is None:
-        try:
-            run.stand_on((yield Take()))
-        except Exception as error:
-            if not run.setup.is_of_database(error):
-                raise
-            raise StoreUnavailable(f"no connection for the work: {told(error)}") from error
-    assert run.line is not None
-    return run.line
+    try:
+        line: Line = run.line or run.stand_on((yield Take()))
+        if run.held is not None and not line.pinned:
+            yield On(line, _pinned(run, line, run.held))
+            line.pinned = True
+    except Exception as error:
+        if not run.setup.is_of_database(error):
+            raise
+        if lost_a_race(error):
+            raise LostRace(f"{run.operation.name}: {BARRED}") from error
+        raise StoreUnavailable(f"no connection for the work: {told(error)}") from error
+    return line
+
+
+def _pinned(run: AnyRun, line: Line, held: Held) -> Script[None]:
+    """What the local transaction of a run that holds its record begins with."""
+    if isinstance(line.connection, DriverConnection):
+        yield Ask(lambda connection: connection.begin_now())  # type: ignore[attr-defined]
+    if run.operation.heartbeat:
+        yield from run.setup.store.pin(held, again=line.on is None)
 
 
 def outcome_of(run: AnyRun, state: State, answer: Answer) -> Outcome:
@@ -55,8 +68,11 @@ def outcome_of(run: AnyRun, state: State, answer: Answer) -> Outcome:
 
 def succeeded(run: AnyRun, answer: Answer) -> Moves[None]:
     """See `Run.succeed`."""
+    if run.line is not None:
+        run.line.check_there()
     line = yield from connected(run)
-    yield Flush(line)
+    if line.on is not None or line.sessions:
+        yield Flush(line)
     yield from _ended_with_work(run, line, outcome_of(run, State.SUCCEEDED, answer))
 
 
@@ -123,7 +139,10 @@ def recovery_point(run: AnyRun, point: str, phase_data: bytes) -> Moves[None]:
     line = yield from connected(run)
     yield Flush(line)
     try:
-        yield from _committed(line, lambda commit: run.setup.store.reach(held, point, phase_data, commit=commit))
+        lease_ms = run.asked.lease_ms
+        yield from _committed(
+            run, line, lambda commit: run.setup.store.reach(held, point, phase_data, lease_ms=lease_ms, commit=commit)
+        )
     except Exception as error:
         in_doubt = is_in_doubt(error, run.setup)
         run.line = None
@@ -144,13 +163,13 @@ def recovery_point(run: AnyRun, point: str, phase_data: bytes) -> Moves[None]:
     if line.on is None:
         yield GiveBack(line)
     else:
-        run.line = yield StandOn(line.on)
+        run.stand_on((yield StandOn(line.on)))
 
 
 def _ended_with_work(run: AnyRun, line: Line, outcome: Outcome) -> Moves[None]:
-    run.setup.beat.remove(run)
+    run.renew_no_more()
     try:
-        yield from _committed(line, lambda commit: stored(run, outcome, commit=commit))
+        yield from _committed(run, line, lambda commit: stored(run, outcome, commit=commit))
     except Exception as error:
         in_doubt = is_in_doubt(error, run.setup)
         if isinstance(error, LeaseLost):
@@ -171,7 +190,7 @@ def _ended_with_work(run: AnyRun, line: Line, outcome: Outcome) -> Moves[None]:
     yield from _told(run, outcome)
 
 
-def _committed(line: Line, script: Callable[[bool], Script[Any]]) -> Moves[None]:
+def _committed(run: AnyRun, line: Line, script: Callable[[bool], Script[Any]]) -> Moves[None]:
     line.may_commit()
     if line.on is None:
         yield On(line, script(True))
@@ -229,6 +248,8 @@ def _given_up(run: AnyRun) -> Moves[None]:
 def _told(run: AnyRun, outcome: Outcome) -> Moves[None]:
     """To those who wait here, and to the fronts."""
     setup, record = run.setup, None
+    if outcome.state.ended:
+        setup.repeats.add(run.claim.key_hash)
     if outcome.state.ended and (setup.fronts or setup.waiting):
         record = _record_of(run, outcome)
     setup.waiting.ended(run.claim.key_hash, record)

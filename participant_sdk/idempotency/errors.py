@@ -7,11 +7,14 @@
         ├── KeyMissing                the operation needs a key and the request has none
         ├── KeyMalformed              the key is not what the operation takes; `field` and the limit are in the text
         ├── ScopeMissing              whose request it is could not be told: nothing runs
+        ├── FirstSentMalformed        when it was first sent is not said as it has to be
+        ├── IntentTooOld              it was first sent so long ago that its record may be gone: nothing runs
+        ├── TooManyKeys               its tenant brings more new keys than it may
         ├── RequestTooLarge           more than may be fingerprinted
         ├── InProgress                another run of the same request is not over; come back after `retry_after_ms`
         ├── AnswerNotStored           it was done; its answer was too large, or a stream, and cannot be said again
         ├── RunUnknown                whether it was done is not known; a person or a reconciliation has to say
-        ├── NotComparable             the record's fingerprint is of a newer program
+        ├── NotComparable             the record is of a newer program, and this one cannot judge it
         ├── LeaseLost                 raised in a run: another one has taken over, and nothing of this one stays
         ├── StoreUnavailable          the store cannot be reached; nothing has run
         └── RetriesExhausted          for clients (retry_errors): no try was answered
@@ -28,9 +31,11 @@ from participant_sdk.errors import ConfigurationError, IdempotencyKeyReused, Tri
 __all__ = [
     "AnswerNotStored",
     "ConfigurationError",
+    "FirstSentMalformed",
     "IdempotencyError",
     "IdempotencyKeyReused",
     "InProgress",
+    "IntentTooOld",
     "KeyMalformed",
     "KeyMissing",
     "LeaseLost",
@@ -39,6 +44,7 @@ __all__ = [
     "RunUnknown",
     "ScopeMissing",
     "StoreUnavailable",
+    "TooManyKeys",
 ]
 
 
@@ -64,6 +70,35 @@ class ScopeMissing(IdempotencyError):
     """The operation's tenant could not be told from the request. Fails closed: nothing is looked up, nothing runs."""
 
     reason = "IDEMPOTENCY_SCOPE_MISSING"
+
+
+class FirstSentMalformed(IdempotencyError):
+    """The time at which the request was first sent is missing where it has to be there, no time, or in the future."""
+
+    reason = "IDEMPOTENCY_FIRST_SENT_MALFORMED"
+
+
+class IntentTooOld(IdempotencyError):
+    """The request was first sent so long ago that its record may have been deleted. Nothing runs."""
+
+    reason = "IDEMPOTENCY_INTENT_TOO_OLD"
+
+    def __init__(self, age_s_max: float) -> None:
+        super().__init__(
+            f"the request was first sent more than {age_s_max:.0f} seconds ago: whether it was done is not on record "
+            "any more; find out what became of it, and send it with a new key only if it was not done"
+        )
+
+
+class TooManyKeys(IdempotencyError):
+    """The tenant has brought more new keys than it may. Nothing is stored, nothing runs."""
+
+    reason = "IDEMPOTENCY_TOO_MANY_KEYS"
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, keys: int, window_s: float, retry_after_ms: int) -> None:
+        super().__init__(f"more than {keys} new keys in {window_s:g} seconds; send it again later, with the same key")
+        self.retry_after_ms = retry_after_ms
 
 
 class RequestTooLarge(IdempotencyError):
@@ -100,7 +135,7 @@ class RunUnknown(IdempotencyError):
 
 
 class NotComparable(IdempotencyError):
-    """The record was written with a fingerprint algorithm that this program does not know: it is newer."""
+    """The record was written by a newer program: its fingerprint, state or codec is not known here. Nothing has run."""
 
     reason = "IDEMPOTENCY_FINGERPRINT_VERSION"
     retryable: ClassVar[bool] = True
@@ -114,11 +149,15 @@ class LeaseLost(IdempotencyError):
 
 
 class StoreUnavailable(IdempotencyError):
-    """The store could not be asked. Nothing has run: fails closed."""
+    """The store could not be asked. Nothing has run: fails closed.
+
+    `down`: it could not be reached, so that nothing of the request is in it, nor is known of another run of it.
+    """
 
     reason = "IDEMPOTENCY_STORE_UNAVAILABLE"
     retryable: ClassVar[bool] = True
 
-    def __init__(self, message: str, retry_after_ms: int = 1_000) -> None:
+    def __init__(self, message: str, retry_after_ms: int = 1_000, *, down: bool = False) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
+        self.down = down

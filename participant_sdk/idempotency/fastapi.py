@@ -31,6 +31,7 @@ from starlette.routing import BaseRoute, Mount, compile_path
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.idempotency.asgi import IdempotencyMiddleware
 from participant_sdk.idempotency.current import current_run
+from participant_sdk.idempotency.http_answers import BYPASSED
 from participant_sdk.idempotency.http_policy import BodyKey, HeaderKey, HttpOperation, Streaming, Tenant
 from participant_sdk.idempotency.http_routes import Route, Routes
 from participant_sdk.idempotency.http_store import Store
@@ -51,7 +52,9 @@ _SETTINGS: Final = frozenset(name for name, setting in HttpOperation.__dataclass
 
 
 class Idempotent:
-    """A dependency that marks a route as an operation and gives its run; None where an optional key is not there.
+    """A dependency that marks a route as an operation and gives its run; None where there is none.
+
+    There is none without a key, where that is optional, and for a `fail_open` operation whose store is down.
 
     `settings`: those of HttpOperation, but for its method and path, which are the route's. `sessions_apart`: the route
     may also have sessions that are not joined, such as of what authenticates; what they write is not rolled back with
@@ -73,6 +76,8 @@ class Idempotent:
 
     async def __call__(self, request: Request) -> Any:
         run: AsyncRun | Run | None = current_run()
+        if run is None and request.scope.get("state", {}).get(BYPASSED):
+            return None
         if run is None and self.required:
             raise ConfigurationError(f"{self.name}: the request is not protected: call protect(app, store) after it")
         if run is not None and run.operation.name != self.name:
@@ -204,9 +209,10 @@ def _document(route: Any, operation: HttpOperation, answering: Answering) -> Non
     original: BaseRoute = getattr(route, "original_route", route)
     if not isinstance(original, APIRoute):
         return
-    content = "application/problem+json" if answering.codes is Codes.IETF else "application/json"
-    reused = "422" if answering.codes is Codes.IETF else "400"
+    content = "application/json" if answering.codes is Codes.STRIPE else "application/problem+json"
+    reused = "400" if answering.codes is Codes.STRIPE else "422"
     refusals = {
+        **({"423": "The same request is being processed"} if answering.codes is Codes.LOCKED else {}),
         "409": "The same request is being processed, or it was done and its answer is not stored",
         reused: "The idempotency key belongs to another request",
     }

@@ -3,22 +3,25 @@
 A front proves nothing. What it holds is what the database has committed, so a hit can be replayed; a miss, a failure or
 a front that is switched off means that the database is asked. It never says that there is no record.
 
-A front holds a record for `age_max_s` at the most. So long may a record that an operator has purged still be replayed.
+A front may be shared by stores in several databases: records lie in it under a key of their store's own (`front_key`).
+What an operator purges is forgotten by the fronts that he names; another process's own memory holds it for `age_max_s`
+at the most.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from participant_sdk.errors import ConfigurationError
-from participant_sdk.idempotency.record import Record
+from participant_sdk.idempotency.record import KEY_HASH_BYTES, Record
 
 RECORD_BYTES: Final = 1_000
 """What a record takes in memory besides its texts and its answer, about."""
@@ -30,7 +33,7 @@ class Front(Protocol):
     """Asked before the database. Any thread may call it. Neither method raises, or waits for long."""
 
     def get(self, key_hash: bytes) -> Record | None:
-        """The ended record under that key, if it is held and has not expired; its times are those of now."""
+        """The ended record of that `key_hash`, if it is held and has not expired; its times are those of now."""
 
     def put(self, record: Record) -> None:
         """Hold a record that is committed. One that has not ended, or is older than what is held, is left out."""
@@ -48,6 +51,17 @@ class AsyncFront(Protocol):
 
 
 AnyFront: TypeAlias = Front | AsyncFront
+
+
+@runtime_checkable
+class ErasingFront(Protocol):
+    """A front from which records can be erased; `forget` may be a coroutine function."""
+
+    def forget(self, fences: Mapping[bytes, int]) -> object:
+        """Hold none of these keys' records with such a fence, or a lower one, any more, nor take it again later.
+
+        Raises whatever keeps it from that: the caller has to know that something may be left.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +89,20 @@ def check_fronts(fronts: Sequence[AnyFront], *, asyncio: bool) -> None:
             raise ConfigurationError(f"fronts[{number}] {front!r} has no get and put")
         if not asyncio and (inspect.iscoroutinefunction(front.get) or inspect.iscoroutinefunction(front.put)):
             raise ConfigurationError(f"fronts[{number}] {type(front).__name__} is for AsyncIdempotency")
+
+
+def check_erasing(fronts: Sequence[ErasingFront], *, asyncio: bool) -> None:
+    """Raises ConfigurationError for a front that cannot forget, or is one for asyncio in a program of threads."""
+    for number, front in enumerate(fronts):
+        if not isinstance(front, ErasingFront):
+            raise ConfigurationError(f"fronts[{number}] {front!r} has no forget: what is purged would stay in it")
+        if not asyncio and inspect.iscoroutinefunction(front.forget):
+            raise ConfigurationError(f"fronts[{number}] {type(front).__name__} is for AsyncInspection")
+
+
+def front_key(store: bytes, key_hash: bytes) -> bytes:
+    """Under which a record lies in fronts: another one in each store, so that none is told another's answer."""
+    return hashlib.blake2b(key_hash, key=store, digest_size=KEY_HASH_BYTES).digest()
 
 
 def holdable(record: Record) -> bool:
@@ -122,7 +150,7 @@ class MemoryFront:
             if entry is not None and now_ms >= entry.until_ms:
                 self._drop(key_hash)
                 entry = None
-            if entry is None:
+            if entry is None or entry.record is None:
                 self._misses += 1
                 return None
             self._hits += 1
@@ -136,17 +164,28 @@ class MemoryFront:
             return
         now_ms = self._now_ms()
         left_ms = min(record.expires_left_ms or 0, self._age_max_ms)
+        entry = _Entry(record, record.fence, size, now_ms, now_ms + left_ms)
         with self._lock:
-            before = self._held.get(record.key_hash)
-            if before is not None:
-                if before.record.fence > record.fence:
-                    return
-                self._drop(record.key_hash)
-            self._held[record.key_hash] = _Entry(record, size, now_ms, now_ms + left_ms)
-            self._bytes += size
-            self._stored += 1
-            while self._bytes > self._bytes_max or len(self._held) > self._entries_max:
-                self._drop(next(iter(self._held)))
+            self._stored += self._hold(record.key_hash, entry)
+
+    def forget(self, fences: Mapping[bytes, int]) -> None:
+        """See ErasingFront. Not in other processes."""
+        now_ms = self._now_ms()
+        with self._lock:
+            for key_hash, fence in fences.items():
+                self._hold(key_hash, _Entry(None, fence + 1, RECORD_BYTES, now_ms, now_ms + self._age_max_ms))
+
+    def _hold(self, key_hash: bytes, entry: _Entry) -> bool:
+        before = self._held.get(key_hash)
+        if before is not None:
+            if before.fence > entry.fence:
+                return False
+            self._drop(key_hash)
+        self._held[key_hash] = entry
+        self._bytes += entry.size
+        while self._bytes > self._bytes_max or len(self._held) > self._entries_max:
+            self._drop(next(iter(self._held)))
+        return True
 
     def flush(self) -> None:
         """Forget everything."""
@@ -169,7 +208,10 @@ class MemoryFront:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    record: Record
+    """`record` None: it was erased, and what has no higher fence is not taken again."""
+
+    record: Record | None
+    fence: int
     size: int
     since_ms: int
     until_ms: int

@@ -18,12 +18,12 @@ from typing import Any, Final, TypeVar, cast
 
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.idempotency.arguments import FieldRules, Reader, Signature
+from participant_sdk.idempotency.faults import lost_a_race
 from participant_sdk.idempotency.idempotency import AsyncIdempotency, Idempotency
 from participant_sdk.idempotency.keys import KeyRules
 from participant_sdk.idempotency.lending import Lent, lending, lending_async
 from participant_sdk.idempotency.once import AsyncOnce, FinalErrors, Once, operation_of
 from participant_sdk.idempotency.operation import Mode, Operation
-from participant_sdk.idempotency.races import lost_a_race
 from participant_sdk.idempotency.values import Answers, ValueCodec, codec_of
 
 R = TypeVar("R")

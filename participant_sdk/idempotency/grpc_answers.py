@@ -1,7 +1,8 @@
 """A call's end as a stored answer, and back: the serialized message, the status, and the listed trailing metadata.
 
 An `Answer` of the codec GRPC holds the code as `status` and the serialized response as `body`. Its headers are the
-trailing metadata; two whose names no metadata can have tell the status message, and that the body is a stream's.
+trailing metadata; others, whose names no metadata can have, are the initial metadata, and tell the status message, and
+that the body is a stream's.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ Pairs: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 REPLAYED_KEY: Final = "idempotency-replayed"
 REPLAYED: Final = ((REPLAYED_KEY, "true"),)
-"""The initial metadata of a replay."""
+"""What the initial metadata of a replay begin with."""
 
 _MESSAGE: Final = b":message"
 _STREAM: Final = b":stream"
+_INITIAL: Final = b":initial:"
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -39,6 +41,7 @@ class Ending:
     body: bytes = b""
     streamed: bool = False
     """Whether `body` holds the responses of a stream (see `Spool.data`)."""
+    initial_metadata: Pairs = ()
 
     @property
     def responses(self) -> Iterator[bytes]:
@@ -50,14 +53,17 @@ class Ending:
 
 
 def answer_of(ending: Ending, kept: Collection[str]) -> Answer:
-    """What is stored of it; `kept`: the names of the trailing metadata that are part of the answer."""
+    """What is stored of it; `kept`: the names of the metadata that are part of the answer."""
     headers: list[tuple[bytes, bytes]] = []
     if ending.message:
         headers.append((_MESSAGE, ending.message.encode("utf-8", "replace")))
     if ending.streamed:
         headers.append((_STREAM, b""))
     headers.extend(
-        (name.encode("ascii"), value if isinstance(value, bytes) else value.encode("utf-8"))
+        (_INITIAL + name.encode("ascii"), _bytes(value)) for name, value in ending.initial_metadata if name in kept
+    )
+    headers.extend(
+        (name.encode("ascii"), _bytes(value))
         for name, value in ending.trailing_metadata
         if name == DETAILS_KEY or name in kept
     )
@@ -70,24 +76,32 @@ def grpc_answer(
     code: grpc.StatusCode = grpc.StatusCode.OK,
     message: str = "",
     trailing_metadata: Pairs = (),
+    initial_metadata: Pairs = (),
 ) -> Answer:
     """An answer for a handler that ends its run itself, such as by `run.complete`. All of the metadata is kept."""
     body = response if isinstance(response, bytes) else response.SerializeToString()
-    return answer_of(Ending(code, message, trailing_metadata, body), {name for name, _ in trailing_metadata})
+    ending = Ending(code, message, trailing_metadata, body, initial_metadata=initial_metadata)
+    return answer_of(ending, {name for name, _ in (*trailing_metadata, *initial_metadata)})
 
 
 def ending_of(answer: Answer) -> Ending:
     """The same ending again."""
-    message, streamed, trailing = "", False, []
+    message, streamed, trailing, initial = "", False, list[tuple[str, str | bytes]](), list[tuple[str, str | bytes]]()
     for name, value in answer.headers:
         if name == _MESSAGE:
             message = value.decode("utf-8", "replace")
         elif name == _STREAM:
             streamed = True
+        elif name.startswith(_INITIAL):
+            initial.append(_pair(name.removeprefix(_INITIAL).decode("ascii"), value))
         else:
             trailing.append(_pair(name.decode("ascii"), value))
     code = _CODES.get(answer.status, grpc.StatusCode.UNKNOWN)
-    return Ending(code, message, tuple(trailing), answer.body, streamed)
+    return Ending(code, message, tuple(trailing), answer.body, streamed, tuple(initial))
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode("utf-8")
 
 
 def _pair(name: str, value: bytes) -> tuple[str, str | bytes]:

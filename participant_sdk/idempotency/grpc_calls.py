@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from inspect import isawaitable
 from typing import Any, Final
 
 import grpc
 
 from participant_sdk.context_headers import XID_HEADER
 from participant_sdk.errors import InvalidRequest, TricordError, printable
-from participant_sdk.idempotency.errors import KeyMissing, ScopeMissing
-from participant_sdk.idempotency.grpc_answers import Ending, answer_of, state_of
+from participant_sdk.idempotency.errors import IdempotencyError, KeyMissing, ScopeMissing, StoreUnavailable
+from participant_sdk.idempotency.grpc_answers import Ending, answer_of, ending_of, state_of
 from participant_sdk.idempotency.grpc_policy import GrpcOperation, ServerStreaming
 from participant_sdk.idempotency.grpc_spool import Spool
 from participant_sdk.idempotency.keys import parse_key_lines
@@ -75,8 +78,43 @@ class Call:
         return state
 
     def answer_of(self, ending: Ending) -> Answer:
-        """What is stored of its end."""
-        return answer_of(ending, self.policy.kept_metadata)
+        """What is stored of its end. Raises IdempotencyError if `redact` fails."""
+        answer = answer_of(ending, self.policy.kept_metadata)
+        if self.policy.redact is None:
+            return answer
+        try:
+            return _answer("redact", self.policy.redact(answer))
+        except Exception as error:
+            logger.exception("%s: an answer could not be made fit to be stored", self.policy.method)
+            raise IdempotencyError("the answer could not be made fit to be stored") from error
+
+    def ending_of(self, answer: Answer, context: Any) -> Ending:
+        """How a repeat of it ends. Raises StoreUnavailable if `restore` or `current` fails."""
+        with self._reading():
+            return ending_of(self._current(self._restored(answer), context))
+
+    async def ending_of_async(self, answer: Answer, context: Any) -> Ending:
+        """As `ending_of`, where `current` may have to be waited for."""
+        with self._reading():
+            found = self._current(self._restored(answer), context)
+            return ending_of(_answer("current", await found) if isawaitable(found) else found)
+
+    def _restored(self, answer: Answer) -> Answer:
+        return answer if self.policy.restore is None else _answer("restore", self.policy.restore(answer))
+
+    def _current(self, answer: Answer, context: Any) -> Any:
+        if self.policy.current is None:
+            return answer
+        found = self.policy.current(context, answer)
+        return found if isawaitable(found) else _answer("current", found)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            logger.exception("%s: what is said to a repeat could not be told", self.policy.method)
+            raise StoreUnavailable("the stored answer could not be read") from error
 
     def stored_of(self, spool: Spool) -> bytes:
         """What is stored of a stream's responses; one byte too many is enough for a TOMBSTONE."""
@@ -144,6 +182,12 @@ class Call:
         headers = [(name.encode(), _bytes(value)) for name, value in self.metadata]
         return RequestParts(route=(self.policy.method, *xid), headers=headers)
 
+    def check_first_sent(self) -> None:
+        """Raises FirstSentMalformed and IntentTooOld."""
+        if (first_sent := self.policy.first_sent) is not None:
+            lines = [value for name, value in self.metadata if name == first_sent.name.lower()]
+            first_sent.check(self.policy.operation, lines, time.time())
+
     def tenant(self, context: Any) -> str:
         """Whose call it is. Raises ScopeMissing."""
         return "" if self.policy.tenant is None else tenant_of(self.policy.tenant, context)
@@ -169,6 +213,12 @@ def tenant_of(tenant: Callable[[Any], str | None], context: Any) -> str:
     if "\0" in found or len(found.encode("utf-8", "replace")) > TENANT_BYTES_MAX:
         raise ScopeMissing(f"the tenant is longer than {TENANT_BYTES_MAX} bytes, or holds a zero")
     return found
+
+
+def _answer(name: str, given: Any) -> Answer:
+    if not isinstance(given, Answer):
+        raise TypeError(f"{name} has given a {type(given).__name__}, not an Answer")
+    return given
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -38,10 +38,12 @@ def _text(details: Any) -> str:
 
 
 class KeyedContext:
-    """For a handler that runs in a thread."""
+    """For a handler that runs in a thread. `holds`: initial metadata waits too, as the first response does."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, *, holds: bool = True) -> None:
         self._context = context
+        self._holds = holds
+        self._initial: Pairs | None = None
         self._code: grpc.StatusCode | None = None
         self._details = ""
         self._trailing: Pairs = ()
@@ -52,7 +54,20 @@ class KeyedContext:
     @property
     def ending(self) -> Ending:
         """How the call ends, as far as its handler has said."""
-        return Ending(self._code or grpc.StatusCode.OK, self._details, self._trailing)
+        code = self._code or grpc.StatusCode.OK
+        return Ending(code, self._details, self._trailing, initial_metadata=self._initial or ())
+
+    def send_initial_metadata(self, initial_metadata: Iterable[tuple[str, str | bytes]]) -> Any:
+        """See `grpc.ServicerContext`."""
+        if not self._holds:
+            self._context.send_initial_metadata(initial_metadata)
+        else:
+            self._note_initial(initial_metadata)
+
+    def _note_initial(self, initial_metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        if self._initial is not None:
+            raise ValueError("the initial metadata has been sent already")
+        self._initial = tuple((name, value) for name, value in initial_metadata)
 
     def set_code(self, code: Any) -> None:
         """See `grpc.ServicerContext`."""
@@ -116,10 +131,24 @@ class AsyncKeyedContext(KeyedContext):
     `requests`: of a call that streams its requests, what its handler may read. `sink`: where its responses go.
     """
 
-    def __init__(self, context: Any, requests: AsyncIterator[Any] | None = None, sink: Sink | None = None) -> None:
-        super().__init__(context)
+    def __init__(
+        self,
+        context: Any,
+        requests: AsyncIterator[Any] | None = None,
+        sink: Sink | None = None,
+        *,
+        holds: bool = True,
+    ) -> None:
+        super().__init__(context, holds=holds)
         self._requests = requests
         self._sink = sink
+
+    async def send_initial_metadata(self, initial_metadata: Iterable[tuple[str, str | bytes]]) -> Any:
+        """See `grpc.aio.ServicerContext`."""
+        if not self._holds:
+            await self._context.send_initial_metadata(initial_metadata)
+        else:
+            self._note_initial(initial_metadata)
 
     def details(self) -> Any:
         """See `grpc.aio.ServicerContext`."""

@@ -21,7 +21,7 @@ import grpc
 
 from participant_sdk.errors import ConfigurationError, TricordError
 from participant_sdk.idempotency.grpc_calls import Call
-from participant_sdk.idempotency.grpc_policy import GrpcOperation, by_method
+from participant_sdk.idempotency.grpc_policy import GrpcOperation, by_method, quotas_of
 from participant_sdk.idempotency.grpc_status import GrpcCodes
 from participant_sdk.idempotency.grpc_tasks import TaskDoor
 from participant_sdk.idempotency.grpc_threads import ThreadDoor, in_own_context
@@ -44,7 +44,12 @@ class IdempotencyInterceptor(grpc.ServerInterceptor):
         self, idempotency: Idempotency, operations: Iterable[GrpcOperation], *, codes: GrpcCodes | None = None
     ) -> None:
         self._operations = by_method(operations)
-        self._threads = ThreadDoor(idempotency, codes or GrpcCodes())
+        for method, policy in self._operations.items():
+            if inspect.iscoroutinefunction(policy.current):
+                raise ConfigurationError(
+                    f"{method}: `current` is a coroutine function, for AsyncIdempotencyInterceptor"
+                )
+        self._threads = ThreadDoor(idempotency, codes or GrpcCodes(), quotas_of(self._operations.values()))
 
     def intercept_service(
         self,
@@ -76,8 +81,9 @@ class AsyncIdempotencyInterceptor(grpc.aio.ServerInterceptor):
     ) -> None:
         codes = codes or GrpcCodes()
         self._operations = by_method(operations)
-        self._tasks = TaskDoor(idempotency, codes)
-        self._threads = None if threads is None else ThreadDoor(threads, codes)
+        quotas = quotas_of(self._operations.values())
+        self._tasks = TaskDoor(idempotency, codes, quotas)
+        self._threads = None if threads is None else ThreadDoor(threads, codes, quotas)
 
     async def intercept_service(
         self,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, unique
+from types import NoneType
 from typing import Any, Final
 
 import grpc
@@ -13,9 +14,13 @@ import grpc
 from participant_sdk.context_headers import TRIED_HEADER
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.idempotency.fingerprints import RAW, Fingerprinter
+from participant_sdk.idempotency.first_sent import FirstSent
 from participant_sdk.idempotency.grpc_status import DETAILS_KEY
 from participant_sdk.idempotency.keys import KeyRules
+from participant_sdk.idempotency.kinds import check_kinds
 from participant_sdk.idempotency.operation import Operation
+from participant_sdk.idempotency.quotas import KeyQuota, Quotas
+from participant_sdk.idempotency.record import Answer
 
 KEY_METADATA: Final = "idempotency-key"
 REQUEST_BYTES_MAX: Final = 1 << 30
@@ -63,8 +68,14 @@ class GrpcOperation:
 
     `fingerprint`: what makes two messages the same request; of metadata, those that it names count, and always the
     xid, so that an answer never serves another global transaction. `stored_codes`: what besides OK is an answer for
-    good; the work is then rolled back. `kept_metadata`: trailing metadata that is part of the answer.
+    good; the work is then rolled back. `kept_metadata`: initial and trailing metadata that is part of the answer.
+    `first_sent`: calls that say when they were first sent are refused when their record may be gone. `quota`: how many
+    new keys a tenant may bring.
     `request_bytes_max`: what a call may send, all messages of a client's stream together.
+
+    `redact` changes an answer before it is stored, `restore` before it is said again, such as to encrypt it; both fail
+    closed. `current(context, answer)` gives what is said to a repeat in place of the stored answer (see `grpc_answer`),
+    such as what the resource is by now; it must change nothing, and may be `async def` for a coroutine's method.
     """
 
     operation: Operation
@@ -79,8 +90,23 @@ class GrpcOperation:
     kept_metadata: Collection[str] = (TRIED_HEADER,)
     request_bytes_max: int = 4 << 20
     server_streaming: ServerStreaming = ServerStreaming.REJECT
+    first_sent: FirstSent | None = None
+    quota: KeyQuota | None = None
+    redact: Callable[[Answer], Answer] | None = None
+    restore: Callable[[Answer], Answer] | None = None
+    current: Callable[[Any, Answer], Answer | Awaitable[Answer]] | None = None
 
     def __post_init__(self) -> None:
+        check_kinds("gRPC operation", self, method=str)
+        check_kinds(
+            self.method, self, operation=Operation, key_metadata=str, key_field=str, key_rules=KeyRules, required=bool,
+            stored_codes=Collection, kept_metadata=Collection, request_bytes_max=int, server_streaming=ServerStreaming,
+            first_sent=(FirstSent, NoneType), quota=(KeyQuota, NoneType),
+        )  # fmt: skip
+        if self.tenant is not None and not callable(self.tenant):
+            raise ConfigurationError(f"{self.method}: tenant is neither a function of the context nor None")
+        if not callable(getattr(self.fingerprint, "current", None)):
+            raise ConfigurationError(f"{self.method}: fingerprint {self.fingerprint!r} is no Fingerprinter")
         if not _METHOD.fullmatch(self.method):
             raise ConfigurationError(f"method {self.method!r} is not of the form /package.Service/Method")
         self._check_names("kept_metadata", self.kept_metadata)
@@ -95,7 +121,15 @@ class GrpcOperation:
             )
         if self.stored_codes and self.server_streaming is ServerStreaming.TOMBSTONE:
             raise ConfigurationError(f"{self.method}: with TOMBSTONE no answer is stored; stored_codes must be empty")
+        if self.restore is not None and self.redact is None:
+            raise ConfigurationError(f"{self.method}: restore is there without redact")
+        for name in ("redact", "restore", "current"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise ConfigurationError(f"{self.method}: {name} cannot be called")
         self._check_codes()
+        if self.first_sent is not None:
+            self._check_names("first_sent", [self.first_sent.name.lower()])
+            self.first_sent.check_operation(self.operation)
         where = f"field {self.key_field}" if self.key_field else f"metadata {self.key_metadata}"
         object.__setattr__(self, "key_rules", replace(self.key_rules, field=where))
         object.__setattr__(self, "stored_codes", frozenset(self.stored_codes))
@@ -105,7 +139,7 @@ class GrpcOperation:
         if isinstance(names, str):
             raise ConfigurationError(f"{self.method}: {which} is a text; a collection of names is needed")
         for name in names:
-            if not _METADATA.fullmatch(name) or name.startswith("grpc-"):
+            if not isinstance(name, str) or not _METADATA.fullmatch(name) or name.startswith("grpc-"):
                 raise ConfigurationError(
                     f"{self.method}: {which} {name!r} is not a name of metadata in lower case, or is one of gRPC's own"
                     + (" (which is always kept)" if name == DETAILS_KEY else "")
@@ -132,3 +166,8 @@ def by_method(operations: Iterable[GrpcOperation]) -> Mapping[str, GrpcOperation
             raise ConfigurationError(f"two operations have the name {each.operation.name}")
         found[each.method] = each
     return found
+
+
+def quotas_of(operations: Iterable[GrpcOperation]) -> Quotas:
+    """Of one server; methods of one operation share their tenants' keys."""
+    return Quotas((each.operation.name, each.quota) for each in operations)

@@ -71,10 +71,11 @@ class Received:
             yield self._call.request(message)
 
     def keyed(self, key: str, context: Any) -> KeyedRequest:
-        """What the store is asked with. Raises ScopeMissing.
+        """What the store is asked with. Raises ScopeMissing, FirstSentMalformed and IntentTooOld.
 
         The fingerprint of a stream is that of its messages' fingerprints, in their order.
         """
+        self._call.check_first_sent()
         tenant, parts, fingerprinter = self._call.tenant(context), self._call.parts(), self._call.policy.fingerprint
         if self._spool is None:
             parts = replace(parts, body=self._message)

@@ -16,8 +16,10 @@ from google.rpc import error_details_pb2, status_pb2
 from participant_sdk.errors import ConfigurationError, IdempotencyKeyReused, InvalidRequest, TricordError, printable
 from participant_sdk.idempotency.errors import (
     AnswerNotStored,
+    FirstSentMalformed,
     IdempotencyError,
     InProgress,
+    IntentTooOld,
     KeyMalformed,
     KeyMissing,
     LeaseLost,
@@ -26,8 +28,9 @@ from participant_sdk.idempotency.errors import (
     RunUnknown,
     ScopeMissing,
     StoreUnavailable,
+    TooManyKeys,
 )
-from participant_sdk.idempotency.races import lost_a_race
+from participant_sdk.idempotency.faults import lost_a_race
 
 DOMAIN: Final = "tricord"
 DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -41,6 +44,9 @@ _CODES: Final[tuple[tuple[type[TricordError], grpc.StatusCode], ...]] = (
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
     (KeyMissing, grpc.StatusCode.INVALID_ARGUMENT),
     (KeyMalformed, grpc.StatusCode.INVALID_ARGUMENT),
+    (FirstSentMalformed, grpc.StatusCode.INVALID_ARGUMENT),
+    (IntentTooOld, grpc.StatusCode.FAILED_PRECONDITION),
+    (TooManyKeys, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (ScopeMissing, grpc.StatusCode.PERMISSION_DENIED),
     (RequestTooLarge, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (AnswerNotStored, grpc.StatusCode.FAILED_PRECONDITION),

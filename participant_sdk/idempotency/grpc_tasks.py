@@ -13,7 +13,7 @@ import grpc
 
 from participant_sdk.errors import TricordError
 from participant_sdk.idempotency.errors import LeaseLost
-from participant_sdk.idempotency.grpc_answers import REPLAYED, Ending, ending_of, failure
+from participant_sdk.idempotency.grpc_answers import REPLAYED, Ending, failure
 from participant_sdk.idempotency.grpc_calls import CUT_OFF, Call, seconds_left
 from participant_sdk.idempotency.grpc_context import AsyncKeyedContext
 from participant_sdk.idempotency.grpc_policy import ServerStreaming
@@ -21,6 +21,7 @@ from participant_sdk.idempotency.grpc_received import Received
 from participant_sdk.idempotency.grpc_spool import Spool
 from participant_sdk.idempotency.grpc_status import GrpcCodes, Refusal
 from participant_sdk.idempotency.idempotency import AsyncIdempotency
+from participant_sdk.idempotency.quotas import Quotas
 from participant_sdk.idempotency.record import State
 from participant_sdk.idempotency.replay import Replay
 from participant_sdk.idempotency.runs import AsyncRun
@@ -29,9 +30,10 @@ from participant_sdk.idempotency.runs import AsyncRun
 class TaskDoor:
     """For the calls of a `grpc.aio.server` whose handlers are coroutines."""
 
-    def __init__(self, idempotency: AsyncIdempotency, codes: GrpcCodes) -> None:
+    def __init__(self, idempotency: AsyncIdempotency, codes: GrpcCodes, quotas: Quotas) -> None:
         self._idempotency = idempotency
         self._codes = codes
+        self._quotas = quotas
 
     async def answer(self, call: Call, key: str | None, source: Any, context: Any) -> bytes | None:
         """The response to a call; None for one that streams them, which are written then.
@@ -42,15 +44,15 @@ class TaskDoor:
             try:
                 key = await _receive(call, key, received, source, context)
                 met = None if key is None else await self._begin(call, key, received, context)
+                again = await call.ending_of_async(met.answer, context) if isinstance(met, Replay) else None
             except TricordError as error:
                 await self.refuse(context, error)
                 return None
-            if isinstance(met, Replay):
-                await _say_replayed(context)
-                ending = ending_of(met.answer)
-                return await _end(call, ending, ending.responses, context)
-            if met is None:
-                ending = await _handled(call, received, None, context)
+            if again is not None:
+                await _say_first(context, again, replayed=True)
+                return await _end(call, again, again.responses, context)
+            if not isinstance(met, AsyncRun):
+                ending = await _handled(call, received, None, context, holds=False)
                 return await _end(call, ending, _unsent(call, ending, spool), context)
             try:
                 ending = await _run(call, met, received, spool, context)
@@ -60,6 +62,7 @@ class TaskDoor:
                     raise
                 await _refuse(context, refusal)
                 return None
+            await _say_first(context, ending)
             return await _end(call, ending, _unsent(call, ending, spool), context)
 
     async def refuse(self, context: Any, error: TricordError) -> None:
@@ -68,7 +71,14 @@ class TaskDoor:
 
     async def _begin(self, call: Call, key: str, received: Received, context: Any) -> Replay | AsyncRun:
         request = received.keyed(key, context)
-        return await self._idempotency.begin(call.operation, request, deadline_s=seconds_left(context))
+        self._quotas.take(call.operation.name, request.tenant)
+        begun = None
+        try:
+            begun = await self._idempotency.begin(call.operation, request, deadline_s=seconds_left(context))
+        finally:
+            if not isinstance(begun, AsyncRun):
+                self._quotas.give_back(call.operation.name, request.tenant)
+        return begun
 
 
 async def _receive(call: Call, key: str | None, received: Received, source: Any, context: Any) -> str | None:
@@ -101,7 +111,8 @@ async def _run(call: Call, met: AsyncRun, received: Received, spool: Spool, cont
     spooled = spool if call.policy.server_streaming is ServerStreaming.SPOOL else None
     try:
         async with met as run:
-            ending = await _handled(call, received, spooled, context)
+            holds = spooled is not None or not call.responses_streamed
+            ending = await _handled(call, received, spooled, context, holds=holds)
             met.on_lost = None
             await _settle(call, run, ending)
     except asyncio.CancelledError:
@@ -116,8 +127,11 @@ def _cancel(run: AsyncRun, task: asyncio.Task[Any]) -> None:
         task.cancel()
 
 
-async def _handled(call: Call, received: Received, spool: Spool | None, context: Any) -> Ending:
-    """Run the handler: how it ends its call. The responses of a stream go into `spool`; without one, out."""
+async def _handled(call: Call, received: Received, spool: Spool | None, context: Any, *, holds: bool) -> Ending:
+    """Run the handler: how it ends its call. The responses of a stream go into `spool`; without one, out.
+
+    `holds`: its initial metadata waits as well.
+    """
 
     async def sink(response: Any) -> None:
         message = call.response(response)
@@ -128,7 +142,7 @@ async def _handled(call: Call, received: Received, spool: Spool | None, context:
 
     request, body = received.request_async(), b""
     inner = AsyncKeyedContext(
-        context, request if call.requests_streamed else None, sink if call.responses_streamed else None
+        context, request if call.requests_streamed else None, sink if call.responses_streamed else None, holds=holds
     )
     with inner.noting():
         if inspect.isasyncgenfunction(call.behavior):
@@ -170,9 +184,11 @@ async def _refuse(context: Any, refusal: Refusal) -> None:
     await context.abort(refusal.code, refusal.message, refusal.trailing_metadata)
 
 
-async def _say_replayed(context: Any) -> None:
-    with suppress(grpc.aio.UsageError):  # another interceptor has sent initial metadata: ours comes too late
-        await context.send_initial_metadata(REPLAYED)
+async def _say_first(context: Any, ending: Ending, *, replayed: bool = False) -> None:
+    """Send the initial metadata."""
+    if said := (REPLAYED if replayed else ()) + ending.initial_metadata:
+        with suppress(grpc.aio.UsageError):  # another interceptor has sent initial metadata: ours comes too late
+            await context.send_initial_metadata(said)
 
 
 async def _end(call: Call, ending: Ending, responses: Iterable[bytes], context: Any) -> bytes | None:

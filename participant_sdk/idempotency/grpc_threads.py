@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from participant_sdk.errors import TricordError
-from participant_sdk.idempotency.grpc_answers import REPLAYED, Ending, ending_of, failure
+from participant_sdk.idempotency.grpc_answers import REPLAYED, Ending, failure
 from participant_sdk.idempotency.grpc_calls import CUT_OFF, Call, seconds_left
 from participant_sdk.idempotency.grpc_context import KeyedContext
 from participant_sdk.idempotency.grpc_policy import ServerStreaming
@@ -19,6 +19,7 @@ from participant_sdk.idempotency.grpc_received import Received
 from participant_sdk.idempotency.grpc_spool import Spool
 from participant_sdk.idempotency.grpc_status import GrpcCodes, Refusal
 from participant_sdk.idempotency.idempotency import Idempotency
+from participant_sdk.idempotency.quotas import Quotas
 from participant_sdk.idempotency.record import State
 from participant_sdk.idempotency.replay import Replay
 from participant_sdk.idempotency.runs import Run
@@ -27,9 +28,10 @@ from participant_sdk.idempotency.runs import Run
 class ThreadDoor:
     """For the calls of a `grpc.server`, and those that a `grpc.aio.server` has a thread for."""
 
-    def __init__(self, idempotency: Idempotency, codes: GrpcCodes) -> None:
+    def __init__(self, idempotency: Idempotency, codes: GrpcCodes, quotas: Quotas) -> None:
         self._idempotency = idempotency
         self._codes = codes
+        self._quotas = quotas
 
     def unary(self, call: Call, key: str | None, source: Any, context: Any) -> bytes:
         """The response to a call that has one. `key` None: it is in a field. `source`: its message, or its stream."""
@@ -38,14 +40,15 @@ class ThreadDoor:
                 received = stack.enter_context(Received(call))
                 key = self._receive(call, key, received, source, context)
                 met = None if key is None else self._begin(call, key, received, context)
+                again = call.ending_of(met.answer, context) if isinstance(met, Replay) else None
             if met is None:
                 return call.response(call.behavior(received.request(), context))
-            if isinstance(met, Replay):
-                ending = ending_of(met.answer)
-                _say_replayed(context)
-            else:
+            if isinstance(met, Run):
                 with self._running(context), met as run:
                     ending = self._run(call, run, received, context)
+            elif again is not None:
+                ending = again
+            _say_first(context, ending, replayed=again is not None)
             _end(context, ending)
             return next(ending.responses, b"")
 
@@ -56,13 +59,13 @@ class ThreadDoor:
                 received = stack.enter_context(Received(call))
                 key = self._receive(call, key, received, source, context)
                 met = None if key is None else self._begin(call, key, received, context)
-            if met is None:
+                again = call.ending_of(met.answer, context) if isinstance(met, Replay) else None
+            if again is not None:
+                _say_first(context, again, replayed=True)
+                yield from again.responses
+                _end(context, again)
+            elif not isinstance(met, Run):
                 yield from map(call.response, call.behavior(received.request(), context))
-            elif isinstance(met, Replay):
-                ending = ending_of(met.answer)
-                _say_replayed(context)
-                yield from ending.responses
-                _end(context, ending)
             elif call.policy.server_streaming is ServerStreaming.SPOOL:
                 yield from self._spooled(call, met, received, context)
             else:
@@ -106,7 +109,14 @@ class ThreadDoor:
 
     def _begin(self, call: Call, key: str, received: Received, context: Any) -> Replay | Run:
         request = received.keyed(key, context)
-        return self._idempotency.begin(call.operation, request, deadline_s=seconds_left(context))
+        self._quotas.take(call.operation.name, request.tenant)
+        begun = None
+        try:
+            begun = self._idempotency.begin(call.operation, request, deadline_s=seconds_left(context))
+        finally:
+            if not isinstance(begun, Run):
+                self._quotas.give_back(call.operation.name, request.tenant)
+        return begun
 
     def _run(self, call: Call, run: Run, received: Received, context: Any) -> Ending:
         inner, body = KeyedContext(context), b""
@@ -127,13 +137,14 @@ class ThreadDoor:
                         spool.put(call.response(response))
                 ending = replace(inner.ending, body=call.stored_of(spool), streamed=True)
                 _settle(call, run, ending)
+            _say_first(context, ending)
             if call.state_of(ending) is not State.FAILED_RETRYABLE:
                 yield from spool.messages()
         _end(context, ending)
 
     def _live(self, call: Call, met: Run, received: Received, context: Any) -> Iterator[bytes]:
         with self._running(context), met as run:
-            inner = KeyedContext(context)
+            inner = KeyedContext(context, holds=False)
             with inner.noting():
                 yield from map(call.response, call.behavior(received.request(), inner))
             _settle(call, run, inner.ending)
@@ -174,9 +185,11 @@ def _refuse(context: Any, refusal: Refusal) -> None:
     context.abort(refusal.code, refusal.message)
 
 
-def _say_replayed(context: Any) -> None:
-    with suppress(ValueError, grpc.aio.UsageError):  # somebody has sent initial metadata: ours comes too late
-        context.send_initial_metadata(REPLAYED)
+def _say_first(context: Any, ending: Ending, *, replayed: bool = False) -> None:
+    """Send the initial metadata."""
+    if said := (REPLAYED if replayed else ()) + ending.initial_metadata:
+        with suppress(ValueError, grpc.aio.UsageError):  # somebody has sent initial metadata: ours comes too late
+            context.send_initial_metadata(said)
 
 
 def _end(context: Any, ending: Ending) -> None:

@@ -13,7 +13,6 @@ from participant_sdk.errors import ConfigurationError
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
-MARKERS: Final = (b"idempotency-replayed", b"idempotent-replayed", b"idempotency-status", b"idempotency-key-expires")
 SAID: Final = b"x-idempotency"
 """In which a handler says `final` or `retryable`; it does not leave the door."""
 
@@ -50,7 +49,7 @@ def header_name(name: str, field: str) -> bytes:
     """A configured header name as it stands in ASGI. Raises ConfigurationError, which names `field`."""
     try:
         found = name.lower().encode("ascii")
-    except UnicodeEncodeError:
+    except (UnicodeEncodeError, AttributeError):
         found = b""
     if not _TOKEN.fullmatch(found):
         raise ConfigurationError(f"{field}: {name!r} is not the name of a header")
@@ -83,6 +82,11 @@ def kept(headers: Iterable[tuple[bytes, bytes]], allowed: frozenset[bytes] | Non
 def values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
     """The values of a header, in their order."""
     return [value for found, value in headers if found.lower() == name]
+
+
+def without_said(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """What leaves the door of a handler's headers."""
+    return [(name, value) for name, value in headers if name.lower() != SAID]
 
 
 def tokens(value: bytes) -> list[bytes]:

@@ -5,69 +5,56 @@ All of it is checked when it is made; requests meet no wrong setting.
 
 from __future__ import annotations
 
-import inspect
 import json
-import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum, unique
-from typing import Final, TypeAlias
+from types import NoneType
+from typing import Final
 
 from participant_sdk.asgi import Scope
 from participant_sdk.errors import ConfigurationError
-from participant_sdk.idempotency.errors import KeyMissing, ScopeMissing
+from participant_sdk.idempotency.errors import KeyMissing, StoreUnavailable
 from participant_sdk.idempotency.fingerprints import RAW, Fingerprinter, JsonBody
+from participant_sdk.idempotency.first_sent import FirstSent
 from participant_sdk.idempotency.http_headers import allow_list, header_name, values
+from participant_sdk.idempotency.http_sources import (
+    IN_HEADER,
+    ONE_TENANT,
+    BodyKey,
+    CallableKey,
+    HeaderKey,
+    KeySource,
+    Tenant,
+    tenant_at_once,
+    tenant_of,
+)
 from participant_sdk.idempotency.http_statuses import DEFAULT_STATUSES, Statuses
 from participant_sdk.idempotency.keys import DEFAULT_RULES, KeyRules, parse_key_lines
-from participant_sdk.idempotency.operation import TENANT_BYTES_MAX, Operation
+from participant_sdk.idempotency.kinds import check_kinds
+from participant_sdk.idempotency.operation import Operation
 from participant_sdk.idempotency.pointers import MISSING, find, tokens_of
+from participant_sdk.idempotency.quotas import KeyQuota
 from participant_sdk.idempotency.record import Answer
+
+__all__ = [
+    "ONE_TENANT",
+    "BodyKey",
+    "CallableKey",
+    "HeaderKey",
+    "HttpOperation",
+    "KeySource",
+    "Streaming",
+    "Tenant",
+    "path_regex",
+]
 
 BODY_BYTES_MAX: Final = 1 << 20
 SPOOL_BYTES_MAX: Final = 64 << 20
 
-_log = logging.getLogger(__name__)
 _METHOD: Final = re.compile(r"[A-Z]{1,20}")
 _PARAMETER: Final = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_]*)(?::([a-z]+))?\}")
-
-
-@dataclass(frozen=True, slots=True)
-class HeaderKey:
-    """The key stands in a request header, as a String of structured fields or bare."""
-
-    name: str = "Idempotency-Key"
-
-
-@dataclass(frozen=True, slots=True)
-class BodyKey:
-    """The key is a text in the JSON body, at this JSON pointer (RFC 6901), such as "/idempotency_key"."""
-
-    pointer: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallableKey:
-    """The key is what `function` gives for a request's scope; None: it has none."""
-
-    function: Callable[[Scope], str | None]
-
-
-KeySource: TypeAlias = HeaderKey | BodyKey | CallableKey
-
-
-@unique
-class OneTenant(Enum):
-    """The type of ONE_TENANT."""
-
-    ONE_TENANT = "one tenant"
-
-
-ONE_TENANT: Final = OneTenant.ONE_TENANT
-"""`tenant` of a program whose callers may all know each other's answers."""
-
-Tenant: TypeAlias = Callable[[Scope], str | None] | Callable[[Scope], Awaitable[str | None]] | OneTenant
 
 
 @unique
@@ -91,14 +78,17 @@ class HttpOperation:
     else requests without a key are passed on untouched. `fingerprint`: what makes two requests the same, beside method,
     path and query. `headers`: the only response headers that are kept; else all but those that belong to one answer.
     `identity`: the handler is not told which encodings the client takes, so that what is stored can be said to anyone.
-    `redact` changes an answer before it is stored, `restore` before it is said again; both fail closed.
+    `first_sent`: requests that say when they were first sent are refused when their record may be gone. `quota`: how
+    many new keys a tenant may bring. `fail_open`: while the store cannot be reached, requests run unprotected.
+    `redact` changes an answer before it is stored, `restore` before it is said again; both fail closed. `current` gives
+    what is said to a repeat in place of the stored answer, such as what the resource is by now; it must change nothing.
     """
 
     operation: Operation
     path: str
     tenant: Tenant
     method: str = "POST"
-    key: KeySource = HeaderKey()
+    key: KeySource = IN_HEADER
     key_required: bool = True
     key_rules: KeyRules | None = None
     fingerprint: Fingerprinter | None = None
@@ -108,8 +98,12 @@ class HttpOperation:
     body_bytes_max: int = BODY_BYTES_MAX
     spool_bytes_max: int = SPOOL_BYTES_MAX
     identity: bool = True
+    first_sent: FirstSent | None = None
+    quota: KeyQuota | None = None
+    fail_open: bool = False
     redact: Callable[[Answer], Answer] | None = None
     restore: Callable[[Answer], Answer] | None = None
+    current: Callable[[Scope, Answer], Answer | Awaitable[Answer]] | None = None
     path_regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
     kept_headers: frozenset[bytes] | None = field(init=False, repr=False, compare=False)
     key_header: bytes | None = field(init=False, repr=False, compare=False)
@@ -123,8 +117,6 @@ class HttpOperation:
             raise ConfigurationError(f"{what}: method {self.method!r} is not a method in capital letters")
         if self.tenant is not ONE_TENANT and not callable(self.tenant):
             raise ConfigurationError(f"{what}: tenant is neither a function of the scope nor ONE_TENANT")
-        if isinstance(self.headers, str):
-            raise ConfigurationError(f"{what}: headers {self.headers!r} is not a tuple of names")
         for name, size in (("body_bytes_max", self.body_bytes_max), ("spool_bytes_max", self.spool_bytes_max)):
             if not 0 <= size <= 1 << 34:
                 raise ConfigurationError(f"{what}: {name} {size} is not 0 to {1 << 34}")
@@ -134,16 +126,19 @@ class HttpOperation:
         object.__setattr__(self, "kept_headers", kept)
         object.__setattr__(self, "path_regex", path_regex(self.path, what))
         self._check_key()
+        if self.first_sent is not None:
+            self.first_sent.check_operation(self.operation)
 
     def _check_kinds(self, what: str) -> None:
-        for name, kind in (("statuses", Statuses), ("streaming", Streaming)):
-            if not isinstance(getattr(self, name), kind):
-                raise ConfigurationError(f"{what}: {name} {getattr(self, name)!r} is no {kind.__name__}")
-        if self.key_rules is not None and not isinstance(self.key_rules, KeyRules):
-            raise ConfigurationError(f"{what}: key_rules {self.key_rules!r} is no KeyRules")
+        check_kinds(
+            what, self, method=str, path=str, key_required=bool, identity=bool, fail_open=bool,
+            body_bytes_max=int, spool_bytes_max=int, statuses=Statuses, streaming=Streaming,
+            key_rules=(KeyRules, NoneType), first_sent=(FirstSent, NoneType), quota=(KeyQuota, NoneType),
+            headers=(tuple, list, set, frozenset, NoneType),
+        )  # fmt: skip
         if self.fingerprint is not None and not callable(getattr(self.fingerprint, "current", None)):
             raise ConfigurationError(f"{what}: fingerprint {self.fingerprint!r} is no Fingerprinter")
-        for name in ("redact", "restore"):
+        for name in ("redact", "restore", "current"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ConfigurationError(f"{what}: {name} cannot be called")
 
@@ -210,23 +205,17 @@ class HttpOperation:
         """The error for a request without a key where one is required."""
         return KeyMissing(f"{self.rules.field} is required here, and is not there")
 
+    def may_run_unprotected(self, error: Exception) -> bool:
+        """Whether the request runs although the store says no: it may, and nothing of it is there, or begun."""
+        return self.fail_open and isinstance(error, StoreUnavailable) and error.down
+
     async def tenant_of(self, scope: Scope) -> str:
         """Whose request it is. Raises ScopeMissing for whatever is not a name of 1 to 200 bytes, errors included."""
-        if self.tenant is ONE_TENANT:
-            return ""
-        try:
-            found = self.tenant(scope)
-            tenant = await found if inspect.isawaitable(found) else found
-        except ScopeMissing:
-            raise
-        except Exception as error:  # whatever it is, nothing may run
-            _log.warning("%s: the tenant could not be told", self.operation.name, exc_info=error)
-            raise ScopeMissing("whose request it is could not be told") from error
-        if not isinstance(tenant, str) or not tenant:
-            raise ScopeMissing("whose request it is could not be told")
-        if "\0" in tenant or len(tenant.encode("utf-8", "replace")) > TENANT_BYTES_MAX or not _encodable(tenant):
-            raise ScopeMissing(f"the tenant is not 1 to {TENANT_BYTES_MAX} bytes of text without NUL")
-        return tenant
+        return await tenant_of(self.tenant, scope, self.operation.name)
+
+    def tenant_at_once(self, scope: Scope) -> str:
+        """As `tenant_of`, where nothing can be awaited."""
+        return tenant_at_once(self.tenant, scope, self.operation.name)
 
 
 def path_regex(path: str, what: str) -> re.Pattern[str]:
@@ -241,11 +230,3 @@ def path_regex(path: str, what: str) -> re.Pattern[str]:
     if "{" in rest or "}" in rest or "\\{" in pattern or "\\}" in pattern:
         raise ConfigurationError(f"{what}: path {path!r} has a brace that is no {{parameter}}")
     return re.compile(pattern + re.escape(rest), re.DOTALL)
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

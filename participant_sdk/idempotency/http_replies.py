@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import isawaitable
 from typing import Final
 
 from participant_sdk.asgi import Scope, Send
 from participant_sdk.errors import TricordError
 from participant_sdk.idempotency.errors import AnswerNotStored, StoreUnavailable
+from participant_sdk.idempotency.http_answers import EXECUTED, NOT_KEPT, REPLAYED
 from participant_sdk.idempotency.http_headers import Headers, bodiless, kept, length_header, takes_encoding
 from participant_sdk.idempotency.http_policy import HttpOperation
 from participant_sdk.idempotency.problems import AnswerEncoded, Answering
 from participant_sdk.idempotency.record import Answer, Codec
 from participant_sdk.idempotency.replay import Replay
 
-EXECUTED: Final = "executed"
-"""It has run now, and its answer is kept."""
-REPLAYED: Final = "replayed"
-"""It has run before."""
-RETRYABLE: Final = "retryable"
-"""It has run now and left nothing: a repeat runs again."""
-NOT_KEPT: Final = "answer-not-stored"
-"""It has run now, and a repeat will be told so, but not given the answer."""
-
 _STATUS: Final = b"idempotency-status"
 _EXPIRES: Final = b"idempotency-key-expires"
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer as it is sent: with the right Content-Length, and without a body where there is none."""
+
+    status: int
+    headers: Headers
+    body: bytes
 
 
 class Replies:
@@ -38,15 +43,33 @@ class Replies:
         self._method = method
         self._key = key
 
-    async def refuse(self, error: TricordError, send: Send) -> None:
-        """Answer with a problem."""
+    def refusal(self, error: TricordError) -> Reply:
+        """A problem."""
         url = self._answering.status_url(self._key, self._operation.operation.name) if self._key else None
         problem = self._answering.problem(error, url)
-        await self._send(send, problem.status, problem.headers, problem.body)
+        return self._reply(problem.status, problem.headers, problem.body)
 
-    async def replay(self, replay: Replay, scope: Scope, send: Send) -> None:
-        """Give a stored answer again. Raises AnswerEncoded, AnswerNotStored or StoreUnavailable before it sends."""
+    async def repeat(self, replay: Replay, scope: Scope) -> Reply:
+        """A stored answer, or what `current` says in its place.
+
+        Raises AnswerEncoded, AnswerNotStored or StoreUnavailable.
+        """
         answer = self._restored(replay.answer)
+        if self._operation.current is not None:
+            with self._telling():
+                found = self._operation.current(scope, answer)
+                answer = _checked("current", await found if isawaitable(found) else found)
+        return self._repeat(replay, scope, answer)
+
+    def repeat_at_once(self, replay: Replay, scope: Scope) -> Reply:
+        """As `repeat`, where nothing can be awaited."""
+        answer = self._restored(replay.answer)
+        if self._operation.current is not None:
+            with self._telling():
+                answer = _checked("current", self._operation.current(scope, answer))
+        return self._repeat(replay, scope, answer)
+
+    def _repeat(self, replay: Replay, scope: Scope, answer: Answer) -> Reply:
         if answer.codec is not Codec.HTTP:
             raise AnswerNotStored("it was done through another door, whose answer cannot be given here")
         if not takes_encoding(scope["headers"], answer.headers):
@@ -60,11 +83,11 @@ class Replies:
         headers = kept(answer.headers, self._operation.kept_headers)
         if self._method == "HEAD":
             headers += length_header("HEAD", answer.status, answer.headers, 0)
-        await self._send(send, answer.status, (*headers, *markers), answer.body)
+        return self._reply(answer.status, (*headers, *markers), answer.body)
 
     def first(self, status: str) -> Headers:
         """The markers of an answer that is given for the first time."""
-        markers: Headers = ((_STATUS, status.encode()),)
+        markers = first_markers(status)
         if status in (EXECUTED, NOT_KEPT):
             markers += ((_EXPIRES, b"%d" % int(self._operation.operation.ttl_s)),)
         return markers
@@ -73,19 +96,37 @@ class Replies:
         if self._operation.restore is None:
             return answer
         try:
-            restored = self._operation.restore(answer)
-            if not isinstance(restored, Answer):
-                raise TypeError(f"restore has given a {type(restored).__name__}, not an Answer")
+            return _checked("restore", self._operation.restore(answer))
         except Exception as error:
             _log.exception("%s: the stored answer could not be restored", self._operation.operation.name)
             raise StoreUnavailable("the stored answer could not be read") from error
-        return restored
 
-    async def _send(self, send: Send, status: int, headers: Headers, body: bytes) -> None:
-        if bodiless(self._method, status):
-            body_sent, length = b"", length_header(self._method, status, headers, 0)
-        else:
-            body_sent, length = body, length_header(self._method, status, headers, len(body))
-        rest = [(name, value) for name, value in headers if name != b"content-length"]
-        await send({"type": "http.response.start", "status": status, "headers": [*rest, *length]})
-        await send({"type": "http.response.body", "body": body_sent, "more_body": False})
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            _log.exception("%s: what is said to a repeat could not be told", self._operation.operation.name)
+            raise StoreUnavailable("what became of it could not be read") from error
+
+    def _reply(self, status: int, headers: Headers, body: bytes) -> Reply:
+        sent = b"" if bodiless(self._method, status) else body
+        rest = tuple((name, value) for name, value in headers if name != b"content-length")
+        return Reply(status, (*rest, *length_header(self._method, status, headers, len(sent))), sent)
+
+
+def first_markers(status: str) -> Headers:
+    """What says how an answer came about that is given for the first time."""
+    return ((_STATUS, status.encode()),)
+
+
+def _checked(hook: str, given: object) -> Answer:
+    if not isinstance(given, Answer):
+        raise TypeError(f"{hook} has given a {type(given).__name__}, not an Answer")
+    return given
+
+
+async def send_reply(reply: Reply, send: Send) -> None:
+    """Send it to an ASGI server."""
+    await send({"type": "http.response.start", "status": reply.status, "headers": list(reply.headers)})
+    await send({"type": "http.response.body", "body": reply.body, "more_body": False})

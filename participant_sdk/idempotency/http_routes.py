@@ -10,6 +10,7 @@ from participant_sdk.asgi import Scope
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.idempotency.http_policy import HttpOperation
 from participant_sdk.idempotency.operation import Operation
+from participant_sdk.idempotency.request_parts import HashedBody, RequestParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,12 @@ def route_path(scope: Scope) -> str:
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and (path == root or path.startswith(root.rstrip("/") + "/")) else path
+
+
+def request_parts(scope: Scope, body: HashedBody) -> RequestParts:
+    """What a request's fingerprint is made of."""
+    route = ("http", scope["method"], route_path(scope), scope.get("query_string", b""))
+    return RequestParts(route=route, headers=list(scope["headers"]), body=body)
 
 
 def _check(operations: Sequence[HttpOperation]) -> None:

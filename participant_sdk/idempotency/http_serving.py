@@ -8,26 +8,23 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from participant_sdk.asgi import Application, Message, Receive, Scope, Send
+from participant_sdk.idempotency.asgi_body import RequestBody
 from participant_sdk.idempotency.current import bound_run
 from participant_sdk.idempotency.errors import InProgress, LeaseLost, StoreUnavailable
-from participant_sdk.idempotency.http_headers import SAID, Headers, kept, length_header, said, values
+from participant_sdk.idempotency.http_answers import AnswerWithheld, decide
+from participant_sdk.idempotency.http_headers import length_header, values, without_said
 from participant_sdk.idempotency.http_policy import HttpOperation, Streaming
-from participant_sdk.idempotency.http_replies import EXECUTED, NOT_KEPT, RETRYABLE, Replies
-from participant_sdk.idempotency.http_spool import RequestBody, Spool
+from participant_sdk.idempotency.http_replies import Replies, send_reply
+from participant_sdk.idempotency.http_spool import Spool
 from participant_sdk.idempotency.http_statuses import Ending
 from participant_sdk.idempotency.http_store import DoorRun
 from participant_sdk.idempotency.problems import StreamRefused, is_answered
-from participant_sdk.idempotency.record import Answer, Codec
 from participant_sdk.idempotency.runs import AsyncRun, Run
 
 STATE: Final = "idempotency_run"
 """The name of the run in `scope["state"]`, which Starlette has as `request.state`."""
 
 _log = logging.getLogger(__name__)
-
-
-class AnswerWithheld(Exception):
-    """Raised in a handler's `send`: its answer was not given, because what it says did not become durable."""
 
 
 class Serving:
@@ -110,7 +107,7 @@ class Serving:
             raise self._failure
         if not isinstance(error, AnswerWithheld):
             _log.debug("after its answer was withheld the handler raised", exc_info=error)
-        await self._replies.refuse(self._failure, self._send)
+        await send_reply(self._replies.refusal(self._failure), self._send)
 
     async def _take(self, message: Message) -> None:
         """The application's `send`."""
@@ -128,7 +125,7 @@ class Serving:
             raise RuntimeError("the application has sent a body before the start of its answer")
         policy = self._operation.streaming
         streams = more and not values(self._start.get("headers", ()), b"content-length")
-        await self._body.add(chunk)
+        await self._body.add_apart(chunk)
         if streams and policy is Streaming.REJECT:
             await self._end(self._reject())
         elif more and (
@@ -158,52 +155,31 @@ class Serving:
         """Make durable what the answer says. Never raises."""
         assert self._start is not None
         status, headers = self._start["status"], self._start.get("headers", ())
-        ending = self._operation.statuses.ending(status, said(headers))
         try:
-            answer = None if ending is Ending.AGAIN or not whole else self._answer(status, headers)
-            if ending is Ending.DONE:
-                self._told = EXECUTED if answer is not None else NOT_KEPT
-                await self._ends.succeed(answer or self._too_large(status))
-            elif ending is Ending.FINAL and answer is not None:
-                self._told = EXECUTED
-                await self._ends.fail_final(answer)
-            else:  # also a final one that cannot be kept: nothing was done
-                self._told = RETRYABLE
-                await self._ends.fail_retryable(f"HTTP status {status}")
+            decision = decide(self._operation, self._method, status, headers, self._body, whole=whole)
+            self._told = decision.told
+            match decision.ending:
+                case Ending.DONE:
+                    await self._ends.succeed(decision.answer)
+                case Ending.FINAL:
+                    await self._ends.fail_final(decision.answer)
+                case Ending.AGAIN:
+                    await self._ends.fail_retryable(decision.reason)
         except Exception as error:
             self._failure = error
             await self._ends.leave(error)
 
-    def _answer(self, status: int, headers: Headers) -> Answer | None:
-        """What is stored; None if it is too large for it."""
-        most = self._operation.operation.answer_bytes_max
-        if self._body.size > most:
-            return None
-        stored = kept(headers, self._operation.kept_headers)
-        if self._method == "HEAD":
-            stored += length_header("HEAD", status, headers, 0)
-        answer = Answer(Codec.HTTP, status, stored, self._body.whole())
-        if self._operation.redact is not None:
-            answer = self._operation.redact(answer)
-            if not isinstance(answer, Answer):
-                raise TypeError(f"redact has given a {type(answer).__name__}, not an Answer")
-        return answer if answer.bytes_held <= most else None
-
-    def _too_large(self, status: int) -> Answer:
-        """An answer that leaves a tombstone."""
-        return Answer(Codec.HTTP, status, (), bytes(self._operation.operation.answer_bytes_max + 1))
-
     async def _give(self, *, more: bool) -> None:
         """Send what was held back."""
         assert self._start is not None
-        headers = [(name, value) for name, value in self._start.get("headers", ()) if name.lower() != SAID]
+        headers = without_said(self._start.get("headers", ()))
         if not more and not values(headers, b"content-length"):
             headers += length_header(self._method, self._start["status"], headers, self._body.size)
         headers += self._replies.first(self._told)
         self.sent = True
         await self._send({**self._start, "headers": headers})
         sent = 0
-        async for chunk in self._body.chunks():
+        async for chunk in self._body.chunks_apart():
             sent += len(chunk)
             more_body = more or sent < self._body.size
             await self._send({"type": "http.response.body", "body": chunk, "more_body": more_body})

@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import tempfile
-from collections.abc import AsyncIterator
-from typing import IO, Final
+from collections.abc import AsyncIterator, Iterator
+from typing import IO, Any, Final
 
-from participant_sdk.asgi import Message, Receive
 from participant_sdk.idempotency.errors import RequestTooLarge
-from participant_sdk.idempotency.request_parts import BodyHasher, HashedBody
 
 MEMORY_BYTES_MAX: Final = 1 << 20
 CHUNK_BYTES: Final = 1 << 16
 
 
 class Spool:
-    """Bytes in their order, as often as they are asked for. To be closed. `size`: how many there are."""
+    """Bytes in their order, as often as they are asked for. To be closed. `size`: how many there are.
+
+    What ends in `_apart` is for an event loop, which waits for no file.
+    """
 
     def __init__(self) -> None:
         self.size = 0
         self._chunks: list[bytes] = []
         self._file: IO[bytes] | None = None
 
-    async def add(self, chunk: bytes) -> None:
+    def add(self, chunk: bytes) -> None:
         """The next bytes."""
         if not chunk:
             return
+        in_memory = self._stays_in_memory(chunk)
         self.size += len(chunk)
-        if self._file is None:
+        if in_memory:
             self._chunks.append(chunk)
-            if self.size <= MEMORY_BYTES_MAX or len(self._chunks) == 1:
-                return
-            self._file = await asyncio.to_thread(tempfile.TemporaryFile)
-            chunk = b"".join(self._chunks)
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115  # it is closed by `close`
+            chunk = b"".join([*self._chunks, chunk])
             self._chunks.clear()
-        await asyncio.to_thread(self._file.write, chunk)
+        self._file.write(chunk)
+
+    async def add_apart(self, chunk: bytes) -> None:
+        """As `add`."""
+        if self._stays_in_memory(chunk):
+            self.add(chunk)
+        else:
+            await asyncio.to_thread(self.add, chunk)
+
+    def _stays_in_memory(self, chunk: bytes) -> bool:
+        return self._file is None and (not self.size or self.size + len(chunk) <= MEMORY_BYTES_MAX)
 
     def whole(self) -> bytes:
         """All of it."""
@@ -46,8 +59,19 @@ class Spool:
         self._file.seek(0)
         return self._file.read()
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    def chunks(self) -> Iterator[bytes]:
         """All of it, in parts of what memory should hold at once; nothing may be added meanwhile."""
+        if self._file is None:
+            yield from list(self._chunks)
+            return
+        position = 0
+        while position < self.size:
+            chunk = self._read(position)
+            position += len(chunk)
+            yield chunk
+
+    async def chunks_apart(self) -> AsyncIterator[bytes]:
+        """As `chunks`."""
         if self._file is None:
             for chunk in list(self._chunks):
                 yield chunk
@@ -58,10 +82,16 @@ class Spool:
             position += len(chunk)
             yield chunk
 
-    def _read(self, position: int) -> bytes:
+    def reader(self) -> IO[bytes]:
+        """A file to read all of it from; to close it leaves the spool as it is."""
+        if self._file is None:
+            return io.BytesIO(self.whole())
+        return io.BufferedReader(_Reader(self._read), CHUNK_BYTES)
+
+    def _read(self, position: int, size: int = CHUNK_BYTES) -> bytes:
         assert self._file is not None
         self._file.seek(position)
-        return self._file.read(CHUNK_BYTES)
+        return self._file.read(size)
 
     def close(self) -> None:
         """Forget it."""
@@ -70,55 +100,22 @@ class Spool:
             self._file.close()
 
 
-class RequestBody:
-    """A request's whole body, hashed as it arrived, to be handed to an application."""
+class _Reader(io.RawIOBase):
+    def __init__(self, read: Any) -> None:
+        self._read = read
+        self._position = 0
 
-    def __init__(self, spool: Spool, hashed: HashedBody) -> None:
-        self.spool = spool
-        self.hashed = hashed
+    def readable(self) -> bool:
+        return True
 
-    def receive(self, then: Receive) -> Receive:
-        """An ASGI `receive` that gives the body, and what `then` gives after it."""
-        messages = self._messages()
-
-        async def receive() -> Message:
-            async for message in messages:
-                return message
-            return await then()
-
-        return receive
-
-    async def _messages(self) -> AsyncIterator[Message]:
-        given = 0
-        async for chunk in self.spool.chunks():
-            given += len(chunk)
-            yield {"type": "http.request", "body": chunk, "more_body": given < self.spool.size}
-        if not given:
-            yield {"type": "http.request", "body": b"", "more_body": False}
+    def readinto(self, buffer: Any) -> int:
+        chunk = self._read(self._position, len(buffer))
+        buffer[: len(chunk)] = chunk
+        self._position += len(chunk)
+        return len(chunk)
 
 
-async def read_body(receive: Receive, declared: bytes | None, bytes_max: int) -> RequestBody | None:
-    """The body of a request; None if the client has gone before its end. `declared`: its Content-Length.
-
-    Raises RequestTooLarge as soon as it is known, without reading the rest.
-    """
-    if declared is not None and declared.isdigit() and int(declared[:20]) > bytes_max:
+def check_declared(length: bytes | None, bytes_max: int) -> None:
+    """Raises RequestTooLarge for a Content-Length that says so."""
+    if length is not None and length.isdigit() and (len(length) > 20 or int(length) > bytes_max):
         raise RequestTooLarge(bytes_max)
-    spool, hasher = Spool(), BodyHasher()
-    try:
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                spool.close()
-                return None
-            chunk: bytes = message.get("body", b"")
-            more = message.get("more_body", False)
-            hasher.add(chunk)
-            if hasher.size > bytes_max:
-                raise RequestTooLarge(bytes_max)
-            await spool.add(chunk)
-    except BaseException:
-        spool.close()
-        raise
-    return RequestBody(spool, hasher.done(spool.whole))

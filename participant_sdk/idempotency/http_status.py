@@ -2,24 +2,30 @@
 
     app.mount("/idempotency", IdempotencyStatus(idempotency, operations))
 
+(for WSGI applications: wsgi_status)
+
 `GET /idempotency/{key}?operation=orders.create` answers with JSON: `operation`, `state`, `attempt`, `age_s`,
 `lease_left_s`, `expires_in_s` and, of a kept answer, its `status`. The tenant is told from the request as the operation
-itself does. A key that nobody has used, one of another tenant and one that is no key get the same 404.
+itself does. A key that nobody has used, one that has expired, one of another tenant and one that is no key get the same
+404.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeGuard
 from urllib.parse import parse_qs
 
 from participant_sdk.asgi import Receive, Scope, Send
 from participant_sdk.errors import ConfigurationError, TricordError
 from participant_sdk.idempotency.errors import KeyMalformed
+from participant_sdk.idempotency.http_headers import Headers
 from participant_sdk.idempotency.http_policy import HttpOperation
+from participant_sdk.idempotency.http_replies import Reply, send_reply
 from participant_sdk.idempotency.http_routes import Routes, route_path
 from participant_sdk.idempotency.http_store import DoorStore, Store
+from participant_sdk.idempotency.machine import has_expired
 from participant_sdk.idempotency.problems import Answering, KeyUnknown
 from participant_sdk.idempotency.record import Record, State
 
@@ -35,45 +41,49 @@ class IdempotencyStatus:
     def __init__(
         self, store: Store, operations: Iterable[HttpOperation] | Routes, *, answering: Answering | None = None
     ) -> None:
-        routes = operations if isinstance(operations, Routes) else Routes.of(operations)
-        if not routes.operations:
-            raise ConfigurationError("the status look-up has no operations")
         self._store = DoorStore(store)
-        self._operations = {operation.operation.name: operation for operation in routes.operations}
+        self._operations = by_name(operations if isinstance(operations, Routes) else Routes.of(operations))
         self._answering = answering or Answering()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"the status look-up does not speak {scope['type']}")
-        if scope["method"] not in ("GET", "HEAD"):
-            await _send(send, 405, b"application/problem+json", {"title": "Method Not Allowed", "status": 405}, _ALLOW)
-            return
         try:
-            record = await self._look_up(scope)
+            reply = refused_method(scope) or told(await self._look_up(scope))
         except TricordError as error:
-            problem = self._answering.problem(error)
-            await _send_bytes(send, problem.status, [*problem.headers], problem.body)
-            return
-        await _send(send, 200, b"application/json", _told(record))
-
-    def _asked(self, scope: Scope) -> Iterable[HttpOperation]:
-        name = _named(scope.get("query_string", b""))
-        if name is None:
-            return self._operations.values()
-        return [self._operations[name]] if name in self._operations else []
+            reply = untold(error, self._answering)
+        await send_reply(reply, send)
 
     async def _look_up(self, scope: Scope) -> Record:
-        key = route_path(scope).lstrip("/")
-        for operation in self._asked(scope):
+        for operation, key in asked_for(self._operations, scope):
             tenant = await operation.tenant_of(scope)
-            try:
-                checked = operation.checked(key)
-            except KeyMalformed:
-                continue
-            record = await self._store.look_up(operation.operation, checked, tenant)
-            if record is not None and record.operation == operation.operation.name:
+            record = await self._store.look_up(operation.operation, key, tenant) if key is not None else None
+            if is_told(record, operation):
                 return record
         raise KeyUnknown
+
+
+def is_told(record: Record | None, operation: HttpOperation) -> TypeGuard[Record]:
+    """Whether it is there for those who ask for keys of the operation."""
+    return record is not None and record.operation == operation.operation.name and not has_expired(record)
+
+
+def by_name(routes: Routes) -> Mapping[str, HttpOperation]:
+    """Their operations. Raises ConfigurationError if there are none."""
+    if not routes.operations:
+        raise ConfigurationError("the status look-up has no operations")
+    return {operation.operation.name: operation for operation in routes.operations}
+
+
+def asked_for(operations: Mapping[str, HttpOperation], scope: Scope) -> Iterator[tuple[HttpOperation, str | None]]:
+    """The operations whose records may be told, with the key; None where it cannot be one of theirs."""
+    key, name = route_path(scope).lstrip("/"), _named(scope.get("query_string", b""))
+    for operation in operations.values():
+        if name is None or name == operation.operation.name:
+            try:
+                yield operation, operation.checked(key)
+            except KeyMalformed:
+                yield operation, None
 
 
 def _named(query: bytes) -> str | None:
@@ -85,33 +95,41 @@ def _named(query: bytes) -> str | None:
     return found[0] if found else None
 
 
-def _told(record: Record) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def told(record: Record) -> Reply:
+    """What is known of a key."""
+    known: dict[str, Any] = {
         "operation": record.operation,
         "state": record.state.name.lower(),
         "attempt": record.attempt,
         "age_s": record.age_ms / 1_000,
     }
     if record.state is State.PROCESSING:
-        told["lease_left_s"] = max(0, record.lease_left_ms) / 1_000
+        known["lease_left_s"] = max(0, record.lease_left_ms) / 1_000
     if record.expires_left_ms is not None:
-        told["expires_in_s"] = max(0, record.expires_left_ms) / 1_000
+        known["expires_in_s"] = max(0, record.expires_left_ms) / 1_000
     if record.answer is not None:
-        told["status"] = record.answer.status
-    return told
+        known["status"] = record.answer.status
+    return _reply(200, b"application/json", known)
 
 
-_ALLOW = ((b"allow", b"GET, HEAD"),)
+def untold(error: TricordError, answering: Answering) -> Reply:
+    """Why it is not told."""
+    problem = answering.problem(error)
+    return _with_length(problem.status, problem.headers, problem.body)
 
 
-async def _send(
-    send: Send, status: int, kind: bytes, content: dict[str, Any], headers: Iterable[tuple[bytes, bytes]] = ()
-) -> None:
-    fixed = [(b"content-type", kind), (b"cache-control", b"no-store")]
-    await _send_bytes(send, status, [*fixed, *headers], json.dumps(content).encode())
+def refused_method(scope: Scope) -> Reply | None:
+    """The answer to a request that asks for nothing; None: it asks."""
+    if scope["method"] in ("GET", "HEAD"):
+        return None
+    content = {"title": "Method Not Allowed", "status": 405}
+    return _reply(405, b"application/problem+json", content, ((b"allow", b"GET, HEAD"),))
 
 
-async def _send_bytes(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    headers = [*headers, (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+def _reply(status: int, kind: bytes, content: dict[str, Any], headers: Headers = ()) -> Reply:
+    fixed = ((b"content-type", kind), (b"cache-control", b"no-store"))
+    return _with_length(status, (*fixed, *headers), json.dumps(content).encode())
+
+
+def _with_length(status: int, headers: Headers, body: bytes) -> Reply:
+    return Reply(status, (*headers, (b"content-length", b"%d" % len(body))), body)

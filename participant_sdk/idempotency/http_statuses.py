@@ -8,6 +8,7 @@ from enum import Enum, unique
 from typing import Final
 
 from participant_sdk.errors import ConfigurationError
+from participant_sdk.idempotency.kinds import check_kinds
 
 NEVER: Final = frozenset({401, 403, 408, 421, 425, 429})
 """They say something of this moment or this caller, not of the request; with all of 5xx they are never kept."""
@@ -46,12 +47,13 @@ class Statuses:
     compat: Compat = Compat.NONE
 
     def __post_init__(self) -> None:
+        check_kinds("statuses", self, final=(AbstractSet, list, tuple), compat=Compat)
         for status in self.final:
             if not isinstance(status, int) or not 400 <= status <= 599:
-                raise ConfigurationError(f"statuses: {status!r} is not 400 to 499; what is below 400 is kept anyway")
+                raise ConfigurationError(f"statuses: final {status!r} is not 400 to 499; below 400 all are kept")
             if self._never(status):
                 raise ConfigurationError(
-                    f"statuses: {status} says something of this moment or this caller; it can never be kept"
+                    f"statuses: final {status} says something of this moment or this caller; it can never be kept"
                 )
         object.__setattr__(self, "final", frozenset(self.final))
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Self, TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from participant_sdk.idempotency import prepare
 from participant_sdk.idempotency.asking import asked_of, begin, looked_up
@@ -26,58 +30,87 @@ from participant_sdk.idempotency.waiting import TaskWaiting, ThreadWaiting
 if TYPE_CHECKING:
     from psycopg import AsyncConnection as RawAsyncConnection
     from psycopg import Connection as RawConnection
-    from sqlalchemy import Connection, Engine
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
 
 UNDOING_S: Final = 5.0
 """How long `close` waits for claims that were cancelled to be undone."""
 
 
-class Idempotency:
+E = TypeVar("E", bound=Engine | AsyncEngine)
+F = TypeVar("F", bound=AnyFront)
+
+
+class _Parts(NamedTuple):
+    """What works in the background and waits, for a kind of engine."""
+
+    beat: type[Any]
+    sweeper: type[Any]
+    waiting: type[Any]
+    listener: type[Any]
+    asyncio: bool
+
+
+class AnyIdempotency(Generic[E, F]):
+    """What `Idempotency` and `AsyncIdempotency` have in common: their settings, and what is made of them."""
+
+    _parts: ClassVar[_Parts]
+
+    def __init__(
+        self,
+        engine: E,
+        *,
+        namespace: str = "default",
+        tables: IdempotencyTables = DEFAULT,
+        fronts: Sequence[F] = (),
+        owner: str | None = None,
+        waiters_max: int = 256,
+        waiters_per_key_max: int = 32,
+        poll_s: float = 0.5,
+        listen: bool | Engine = True,
+        sweep: Sweep | None = DEFAULT_SWEEP,
+    ) -> None:
+        check_bounds(waiters_max, waiters_per_key_max, poll_s, owner)
+        parts = self._parts
+        check_fronts(fronts, asyncio=parts.asyncio)
+        synchronous = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+        store = prepare.check_engine(synchronous, tables)
+        self.engine = engine
+        self.sweeper = None if sweep is None else parts.sweeper(engine, tables, sweep)
+        self._beat = parts.beat(engine, store)
+        self._listener = None
+        waiting = parts.waiting(poll_s, waiters_max, waiters_per_key_max)
+        if listen and store.channel is not None:
+            self._listener = parts.listener(engine if listen is True else listen, store.channel, waiting)
+            waiting.on_wait = self._listener.wanted
+        owner = owner or default_owner()
+        self.setup = Setup(
+            store, synchronous.dialect, synchronous.pool, namespace, owner, tuple(fronts), waiting, self._beat
+        )
+
+
+class Idempotency(AnyIdempotency[Engine, Front]):
     """A store of idempotency keys on `engine`. Any thread may use it; a context manager, or `start` and `close`.
 
     `namespace` keeps programs that share a table apart. `fronts`: where ended records are looked for first, the
     nearest first. `owner`: who runs here, for people, at most 100 characters. `waiters_max`: how many requests may
     wait in this process, `waiters_per_key_max`: for one key. `poll_s`: how soon they look again, at first, in seconds.
-    `listen`: on PostgreSQL, have one connection that is told of ends while somebody waits; False behind a pooler that
-    cannot LISTEN. `sweep`: how records that have expired are deleted in the background, from `start` to `close`; None:
-    not here. Raises ConfigurationError.
+    `listen`: on PostgreSQL, have one connection that is told of ends while somebody waits. Behind a pooler that cannot
+    LISTEN, give an engine that goes around it, or False: looking from time to time is enough. `sweep`: how records that
+    have expired are deleted in the background, from `start` to `close`; None: not here. Raises ConfigurationError.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        namespace: str = "default",
-        tables: IdempotencyTables = DEFAULT,
-        fronts: Sequence[Front] = (),
-        owner: str | None = None,
-        waiters_max: int = 256,
-        waiters_per_key_max: int = 32,
-        poll_s: float = 0.5,
-        listen: bool = True,
-        sweep: Sweep | None = DEFAULT_SWEEP,
-    ) -> None:
-        check_bounds(waiters_max, waiters_per_key_max, poll_s, owner)
-        check_fronts(fronts, asyncio=False)
-        store = prepare.check_engine(engine, tables)
-        self.engine = engine
-        self._beat = ThreadBeat(engine, store)
-        self.sweeper = None if sweep is None else Sweeper(engine, tables, sweep)
-        waiting = ThreadWaiting(poll_s, waiters_max, waiters_per_key_max)
-        self._listener = None
-        if listen and store.channel is not None:
-            self._listener = ThreadListener(engine, store.channel, waiting)
-            waiting.on_wait = self._listener.wanted
-        self.setup = Setup(
-            store, engine.dialect, engine.pool, namespace, owner or default_owner(), tuple(fronts), waiting, self._beat
-        )
+    _parts = _Parts(ThreadBeat, Sweeper, ThreadWaiting, ThreadListener, asyncio=False)
+    sweeper: Sweeper | None
 
     def start(self) -> None:
         """Make the table, or check it. Raises ConfigurationError and StoreUnavailable."""
-        with prepare.errors_told(self.engine, self.setup.store), self.engine.connect() as connection:
-            prepare.make_table(connection, self.setup.store)
+        with prepare.errors_told(self.engine, self.setup.store):
+            with self.engine.connect() as connection:
+                prepare.make_table(connection, self.setup.store)
+            if self.setup.fronts:
+                carry_out(self.setup.know(), self.engine)
         if self.sweeper is not None:
             self.sweeper.start()
 
@@ -121,56 +154,26 @@ class Idempotency:
         self.close()
 
 
-class AsyncIdempotency:
+class AsyncIdempotency(AnyIdempotency[AsyncEngine, AnyFront]):
     """As `Idempotency`, on an AsyncEngine. Used from one event loop."""
 
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        *,
-        namespace: str = "default",
-        tables: IdempotencyTables = DEFAULT,
-        fronts: Sequence[AnyFront] = (),
-        owner: str | None = None,
-        waiters_max: int = 256,
-        waiters_per_key_max: int = 32,
-        poll_s: float = 0.5,
-        listen: bool = True,
-        sweep: Sweep | None = DEFAULT_SWEEP,
-    ) -> None:
-        check_bounds(waiters_max, waiters_per_key_max, poll_s, owner)
-        check_fronts(fronts, asyncio=True)
-        store = prepare.check_engine(engine.sync_engine, tables)
-        self.engine = engine
-        self._beat = TaskBeat(engine, store)
-        self.sweeper = None if sweep is None else AsyncSweeper(engine, tables, sweep)
-        waiting = TaskWaiting(poll_s, waiters_max, waiters_per_key_max)
-        self._listener = None
-        if listen and store.channel is not None:
-            self._listener = TaskListener(engine, store.channel, waiting)
-            waiting.on_wait = self._listener.wanted
-        self.setup = Setup(
-            store,
-            engine.sync_engine.dialect,
-            engine.sync_engine.pool,
-            namespace,
-            owner or default_owner(),
-            tuple(fronts),
-            waiting,
-            self._beat,
-        )
+    _parts = _Parts(TaskBeat, AsyncSweeper, TaskWaiting, TaskListener, asyncio=True)
+    sweeper: AsyncSweeper | None
 
     async def start(self) -> None:
         """As `Idempotency.start`."""
         with prepare.errors_told(self.engine.sync_engine, self.setup.store):
             async with self.engine.connect() as connection:
                 await connection.run_sync(prepare.make_table, self.setup.store)
+            if self.setup.fronts:
+                await carry_out_async(self.setup.know(), self.engine)
         if self.sweeper is not None:
             self.sweeper.start()
 
     async def close(self) -> None:
         """As `Idempotency.close`."""
-        await self.setup.undoing.finish(UNDOING_S)
+        if self.setup.carried:
+            await asyncio.wait(self.setup.carried, timeout=UNDOING_S)
         if self.sweeper is not None:
             await self.sweeper.stop()
         await self._beat.close()

@@ -1,21 +1,23 @@
 """What operators may see of the records, and their word on them, as moves.
 
-No word of theirs touches a run that is live. Each compares and swaps on what was read just before: what has changed
-meanwhile is left as it is, and told.
+No word of theirs touches a run that is live, unless that is what they say (`live`). Each compares and swaps on what was
+read just before: what has changed meanwhile is left as it is, and told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from participant_sdk.background import Do, Moves
+from participant_sdk.background import Call, Do, Moves
 from participant_sdk.errors import InvalidRequest
-from participant_sdk.idempotency.errors import IdempotencyError
+from participant_sdk.handling import told
+from participant_sdk.idempotency.errors import IdempotencyError, StoreUnavailable
+from participant_sdk.idempotency.fronts import ErasingFront, front_key
 from participant_sdk.idempotency.inspection_sql import Counted, Entry, Filter, InspectionSql
 from participant_sdk.idempotency.keys import key_hash
-from participant_sdk.idempotency.record import KEY_HASH_BYTES, State
+from participant_sdk.idempotency.record import KEY_HASH_BYTES, Answer, Record, State
 from participant_sdk.idempotency.store import Held, Outcome
 from participant_sdk.idempotency.stored import REASON_CHARS_MAX
 from participant_sdk.idempotency.stores import store_of
@@ -44,6 +46,12 @@ class RecordInUse(IdempotencyError):
     reason = "IDEMPOTENCY_RECORD_IN_USE"
 
 
+class FrontUnavailable(StoreUnavailable):
+    """A front could not be told to forget; of the records that were to be purged, at least those at that point stay."""
+
+    reason = "IDEMPOTENCY_FRONT_UNAVAILABLE"
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """Records in the order of their key hashes. `end`: after which the next page begins; None: there is none."""
@@ -64,8 +72,11 @@ class Statistics:
 class Inspecting:
     """Everything but who carries it out. See `Inspection` for what each method is."""
 
-    def __init__(self, engine: Engine | AsyncEngine, namespace: str, tables: IdempotencyTables) -> None:
+    def __init__(
+        self, engine: Engine | AsyncEngine, namespace: str, tables: IdempotencyTables, fronts: Sequence[ErasingFront]
+    ) -> None:
         self._namespace = namespace
+        self._fronts = fronts
         self._store = store_of(engine.dialect, tables)
         self._sql = InspectionSql(words_of(engine.dialect, tables))
 
@@ -100,10 +111,15 @@ class Inspecting:
             oldest.append((yield Do(self._sql.oldest(state))) if state in there else None)
         return Statistics(counts, *oldest)
 
-    def resolve(self, key: bytes, outcome: Outcome, *, force: bool) -> Moves[Entry]:
+    def resolve(self, key: bytes, outcome: Outcome, *, force: bool, live: bool) -> Moves[Entry]:
         """Say what became of it."""
         _check_outcome(outcome)
         entry = yield from self.found([key])
+        if entry.live and live:
+            met = yield Do(self._store.read(key))
+            if met is None or met.fence != entry.fence or not (yield Do(self._store.seize(met, outcome))):
+                raise RecordInUse("it has ended or changed meanwhile: look at it once more")
+            return (yield from self.found([key]))
         if entry.state is State.PROCESSING:
             _check_lapsed(entry, force)
             met = yield Do(self._store.read(key))
@@ -114,6 +130,11 @@ class Inspecting:
         if not (yield Do(self._store.settle(Held(key, entry.fence, entry.attempt), outcome))):
             raise RecordInUse("it has changed meanwhile: look at it once more")
         return (yield from self.found([key]))
+
+    def answer(self, key: bytes) -> Moves[Answer | None]:
+        """What is said again to repeats."""
+        record: Record | None = yield Do(self._store.read(key))
+        return None if record is None else record.answer
 
     def extend(self, key: bytes, ttl_s: float) -> Moves[Entry]:
         """Let it expire later."""
@@ -132,8 +153,10 @@ class Inspecting:
             raise RecordInUse(f"it is being run: its lease has {(entry.lease_left_ms or 0) / 1000:.1f} s left")
         if entry.state in (State.PROCESSING, State.UNKNOWN) and not force:
             raise RecordInUse(f"it is {entry.state.name}: without it the request would run once more; see force")
-        if not dry_run and not (yield Do(self._sql.delete([key], Filter(), unfinished=force))):
-            raise RecordInUse("it is locked or has changed meanwhile: look at it once more")
+        if not dry_run:
+            yield from self._forgotten({key: entry.fence})
+            if not (yield Do(self._sql.delete([key], Filter(), unfinished=force))):
+                raise RecordInUse("it is locked or has changed meanwhile: look at it once more")
         return entry
 
     def purge(self, which: Filter, *, force: bool, dry_run: bool) -> Moves[int]:
@@ -143,13 +166,28 @@ class Inspecting:
         after: bytes | None = FIRST
         purged = 0
         while after is not None:
-            keys: list[bytes] = yield Do(self._sql.deletable(which, after, _BATCH, unfinished=force))
+            fences: dict[bytes, int] = yield Do(self._sql.deletable(which, after, _BATCH, unfinished=force))
+            keys = list(fences)
             if keys and not dry_run:
+                yield from self._forgotten(fences)
                 purged += yield Do(self._sql.delete(keys, which, unfinished=force))
             elif keys:
                 purged += len(keys)
             after = keys[-1] if len(keys) == _BATCH else None
         return purged
+
+    def _forgotten(self, fences: Mapping[bytes, int]) -> Moves[None]:
+        """By the fronts, and first: what they have failed to forget can still be found, and purged again."""
+        if self._fronts:
+            store_id: bytes = yield Do(self._store.identity())
+            erased = {front_key(store_id, key): fence for key, fence in fences.items()}
+            for front in self._fronts:
+                try:
+                    yield Call(front.forget, (erased,))
+                except Exception as error:
+                    raise FrontUnavailable(
+                        f"a front could not be told, and nothing is deleted: {told(error)}"
+                    ) from error
 
 
 def _check_outcome(outcome: Outcome) -> None:

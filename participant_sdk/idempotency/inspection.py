@@ -7,6 +7,7 @@ inspection.resolve(record.key_hash, State.FAILED_RETRYABLE, reason="the bank has
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import Dialect
@@ -15,7 +16,16 @@ from sqlalchemy.exc import SQLAlchemyError
 from participant_sdk.background import Moves, TaskMover, ThreadMover
 from participant_sdk.handling import told
 from participant_sdk.idempotency.errors import StoreUnavailable
-from participant_sdk.idempotency.inspecting import Inspecting, NoSuchRecord, Page, RecordInUse, Statistics, ttl_ms_of
+from participant_sdk.idempotency.fronts import ErasingFront, check_erasing
+from participant_sdk.idempotency.inspecting import (
+    FrontUnavailable,
+    Inspecting,
+    NoSuchRecord,
+    Page,
+    RecordInUse,
+    Statistics,
+    ttl_ms_of,
+)
 from participant_sdk.idempotency.inspection_sql import Counted, Entry, Filter
 from participant_sdk.idempotency.record import Answer, State
 from participant_sdk.idempotency.store import Outcome
@@ -28,7 +38,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 __all__ = [
-    "AsyncInspection", "Counted", "Entry", "Filter", "Inspection", "NoSuchRecord", "Page", "RecordInUse", "Statistics",
+    "AsyncInspection", "Counted", "Entry", "Filter", "FrontUnavailable", "Inspection", "NoSuchRecord", "Page",
+    "RecordInUse", "Statistics",
 ]  # fmt: skip
 
 R = TypeVar("R")
@@ -37,12 +48,22 @@ R = TypeVar("R")
 class Inspection:
     """The records of `tables` on `engine`, in `namespace`. A key is told by its 32-byte hash: see `find`.
 
+    `fronts`: what is purged is forgotten there too, before it is deleted.
+
     All methods raise StoreUnavailable where the database cannot be asked. Raises ConfigurationError for a database
     that cannot hold records.
     """
 
-    def __init__(self, engine: Engine, *, namespace: str = "default", tables: IdempotencyTables = DEFAULT) -> None:
-        self._moves = Inspecting(engine, namespace, tables)
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        namespace: str = "default",
+        tables: IdempotencyTables = DEFAULT,
+        fronts: Sequence[ErasingFront] = (),
+    ) -> None:
+        check_erasing(fronts, asyncio=False)
+        self._moves = Inspecting(engine, namespace, tables, fronts)
         self._engine = sweeping_view(engine)
 
     def find(self, key: str, operation: str = "", tenant: str = "") -> Entry:
@@ -52,6 +73,10 @@ class Inspection:
     def show(self, key_hash: bytes) -> Entry:
         """The record under a key's hash. Raises NoSuchRecord."""
         return self._run(self._moves.found([key_hash]))
+
+    def answer(self, key_hash: bytes) -> Answer | None:
+        """The stored answer; None if there is none."""
+        return self._run(self._moves.answer(key_hash))
 
     def page(self, which: Filter = Filter(), after: bytes = FIRST, rows: int = 50) -> Page:  # noqa: B008
         """The next so many records, at most 1000. Raises InvalidRequest."""
@@ -63,16 +88,17 @@ class Inspection:
 
     def resolve(
         self, key_hash: bytes, state: State, *, reason: str, answer: Answer | None = None, ttl_s: float = 86_400,
-        force: bool = False,
+        force: bool = False, live: bool = False,
     ) -> Entry:  # fmt: skip
         """Say what became of an UNKNOWN record; the record afterwards, which expires `ttl_s` from now.
 
         SUCCEEDED and FAILED_FINAL come with the answer that repeats are to get, TOMBSTONE and FAILED_RETRYABLE (it may
-        run again) without one. `force`: also of a run whose lease has ended without an outcome. Raises NoSuchRecord,
-        RecordInUse and InvalidRequest.
+        run again) without one. `force`: also of a run whose lease has ended without an outcome; `live`: also of one
+        that goes on, such as in a process that hangs: its local transaction rolls back, and nothing else does. Raises
+        NoSuchRecord, RecordInUse and InvalidRequest.
         """
         outcome = Outcome(state, answer, ttl_ms_of(ttl_s), reason)
-        return self._run(self._moves.resolve(key_hash, outcome, force=force))
+        return self._run(self._moves.resolve(key_hash, outcome, force=force, live=live))
 
     def extend(self, key_hash: bytes, ttl_s: float) -> Entry:
         """Let a record that has ended expire not before `ttl_s` from now. Raises NoSuchRecord and RecordInUse."""
@@ -81,12 +107,16 @@ class Inspection:
     def purge(self, key_hash: bytes, *, force: bool = False, dry_run: bool = False) -> Entry:
         """Delete a record of which the outcome is known; `force`: also of another, if it is not live.
 
-        Gives what it was. A front may go on replaying it for a while: see `fronts`. Raises NoSuchRecord, RecordInUse.
+        Gives what it was. A front that was not named (see the class) may go on replaying it for a while. Raises
+        NoSuchRecord, RecordInUse, FrontUnavailable.
         """
         return self._run(self._moves.purge_one(key_hash, force=force, dry_run=dry_run))
 
     def purge_many(self, which: Filter, *, force: bool = False, dry_run: bool = False) -> int:
-        """As `purge`, all that match, in small batches; how many. What is locked is left. Raises InvalidRequest."""
+        """As `purge`, all that match, in small batches; how many. What is locked is left.
+
+        Raises InvalidRequest, FrontUnavailable.
+        """
         return self._run(self._moves.purge(which, force=force, dry_run=dry_run))
 
     def _run(self, moves: Moves[R]) -> R:
@@ -101,8 +131,16 @@ class Inspection:
 class AsyncInspection:
     """As `Inspection`, on an AsyncEngine."""
 
-    def __init__(self, engine: AsyncEngine, *, namespace: str = "default", tables: IdempotencyTables = DEFAULT) -> None:
-        self._moves = Inspecting(engine, namespace, tables)
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        namespace: str = "default",
+        tables: IdempotencyTables = DEFAULT,
+        fronts: Sequence[ErasingFront] = (),
+    ) -> None:
+        check_erasing(fronts, asyncio=True)
+        self._moves = Inspecting(engine, namespace, tables, fronts)
         self._engine = sweeping_view(engine)
 
     async def find(self, key: str, operation: str = "", tenant: str = "") -> Entry:
@@ -112,6 +150,10 @@ class AsyncInspection:
     async def show(self, key_hash: bytes) -> Entry:
         """As `Inspection.show`."""
         return await self._run(self._moves.found([key_hash]))
+
+    async def answer(self, key_hash: bytes) -> Answer | None:
+        """As `Inspection.answer`."""
+        return await self._run(self._moves.answer(key_hash))
 
     async def page(self, which: Filter = Filter(), after: bytes = FIRST, rows: int = 50) -> Page:  # noqa: B008
         """As `Inspection.page`."""
@@ -123,11 +165,11 @@ class AsyncInspection:
 
     async def resolve(
         self, key_hash: bytes, state: State, *, reason: str, answer: Answer | None = None, ttl_s: float = 86_400,
-        force: bool = False,
+        force: bool = False, live: bool = False,
     ) -> Entry:  # fmt: skip
         """As `Inspection.resolve`."""
         outcome = Outcome(state, answer, ttl_ms_of(ttl_s), reason)
-        return await self._run(self._moves.resolve(key_hash, outcome, force=force))
+        return await self._run(self._moves.resolve(key_hash, outcome, force=force, live=live))
 
     async def extend(self, key_hash: bytes, ttl_s: float) -> Entry:
         """As `Inspection.extend`."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 from participant_sdk.databases.database import Script
 from participant_sdk.idempotency.deleting import Where, delete, expired, not_live, not_open
 from participant_sdk.idempotency.record import Codec, State
+from participant_sdk.idempotency.stored import known
 from participant_sdk.idempotency.words import Words
 from participant_sdk.steps import Commit, Rollback, Send
 
@@ -21,6 +22,8 @@ _COLUMNS: Final = (
     "key_hash, tenant, operation, key_hint, state, fence, attempt, {now_ms} - created_ms, lease_until_ms - {now_ms}, "
     "expires_ms - {now_ms}, {now_ms} - completed_ms, owner, recovery_point, codec, status, length(body), reason"
 )
+_REAL: Final = "operation <> ''"
+"""Not the row that holds the store's identity, nor one that stands in for a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Filter:
 
     def where(self, words: Words) -> Where:
         """As a condition."""
-        sql, parameters = ["1 = 1"], list[Any]()
+        sql, parameters = [_REAL], list[Any]()
         if self.states:
             sql.append(f"state IN ({', '.join(str(int(state)) for state in self.states)})")
         for column, text in (("operation", self.operation), ("tenant", self.tenant)):
@@ -134,25 +137,26 @@ class InspectionSql:
         lapsed = f"state = {int(State.PROCESSING)} AND lease_until_ms <= {words.now_ms}"
         sql = (
             f"SELECT state, count(*), max({words.now_ms} - created_ms), sum(CASE WHEN {expired(words).sql} THEN 1 "
-            f"ELSE 0 END), sum(CASE WHEN {lapsed} THEN 1 ELSE 0 END) FROM {words.table} GROUP BY state ORDER BY state"
+            f"ELSE 0 END), sum(CASE WHEN {lapsed} THEN 1 ELSE 0 END) FROM {words.table} WHERE {_REAL} GROUP BY state "
+            "ORDER BY state"
         )
         rows = (yield Send(sql)).rows
         yield Rollback()
-        return [Counted(State(int(state)), int(n), int(age or 0), int(e), int(a)) for state, n, age, e, a in rows]
+        return [Counted(known(State, state), int(n), int(age or 0), int(e), int(a)) for state, n, age, e, a in rows]
 
     def delete(self, keys: Sequence[bytes], which: Filter, *, unfinished: bool) -> Script[int]:
         """Delete those that `which` says and that are not live; without `unfinished`, of known outcome only."""
         return (yield from delete(self.words, keys, self._deletable(unfinished) & which.where(self.words)))
 
-    def deletable(self, which: Filter, after: bytes, rows: int, *, unfinished: bool) -> Script[list[bytes]]:
-        """The keys of so many that `delete` would delete."""
+    def deletable(self, which: Filter, after: bytes, rows: int, *, unfinished: bool) -> Script[dict[bytes, int]]:
+        """The keys of so many that `delete` would delete, in their order, with their fences."""
         after_key = Where(f"key_hash > {self.words.sign}", (after,))
         where = after_key & self._deletable(unfinished) & which.where(self.words)
-        sql = f"SELECT key_hash FROM {self.words.table} WHERE {where.sql} ORDER BY key_hash LIMIT {int(rows)}"
+        sql = f"SELECT key_hash, fence FROM {self.words.table} WHERE {where.sql} ORDER BY key_hash LIMIT {int(rows)}"
         yield from self.words.page_begun()
         found = (yield Send(sql, where.parameters)).rows
         yield Rollback()
-        return [bytes(key_hash) for (key_hash,) in found]
+        return {bytes(key_hash): int(fence) for key_hash, fence in found}
 
     def extend(self, entry: Entry, ttl_ms: int) -> Script[bool]:
         """Let it expire not before so many ms from now, if it has not changed and not expired; whether that is so."""
@@ -170,6 +174,7 @@ class InspectionSql:
         return not_live(self.words) if unfinished else not_open()
 
     def _read(self, where: Where, rest: str = "") -> Script[list[Entry]]:
+        where &= Where(_REAL)
         rows = (yield Send(f"{self._select}{where.sql}{rest}", where.parameters)).rows
         yield Rollback()
         return [_entry(row) for row in rows]
@@ -179,9 +184,9 @@ def _entry(row: Sequence[Any]) -> Entry:
     key_hash, tenant, operation, hint, state, fence, attempt, age, lease, expires, completed, *rest = row
     owner, recovery_point, codec, status, body_bytes, reason = rest
     return Entry(
-        bytes(key_hash), tenant, operation, hint, State(int(state)), int(fence), int(attempt), int(age),
+        bytes(key_hash), tenant, operation, hint, known(State, state), int(fence), int(attempt), int(age),
         _number(lease), _number(expires), _number(completed), owner or "", recovery_point,
-        None if codec is None else Codec(int(codec)), _number(status), int(body_bytes or 0), reason or "",
+        None if codec is None else known(Codec, codec), _number(status), int(body_bytes or 0), reason or "",
     )  # fmt: skip
 
 

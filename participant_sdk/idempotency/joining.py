@@ -28,11 +28,13 @@ def joined(run: AnyRun, on: Any) -> Moves[None]:
     if before is not None:
         yield GiveBack(before)
     run.stand_on(line)
-    if run.held is None:
-        met: Met = yield On(line, run.setup.store.meet(run.claim.key_hash, LOCK_WAIT_MS))
-        if not may_still_run(run, met):
-            run.over()
-            raise InProgress(RETRY_AFTER_MS)
+    if run.held is not None:
+        yield from connected(run)
+        return
+    met: Met = yield On(line, run.setup.store.meet(run.claim.key_hash, LOCK_WAIT_MS))
+    if not may_still_run(run, met):
+        run.over()
+        raise InProgress(RETRY_AFTER_MS)
 
 
 def handed(run: AnyRun, answer: Answer, on: Any) -> Moves[None]:
@@ -47,11 +49,14 @@ def handed(run: AnyRun, answer: Answer, on: Any) -> Moves[None]:
     elif run.line is not None and run.line.is_on(on):
         line = run.line
     else:
+        before, run.line = run.line, None
+        if before is not None:  # it may have the record locked
+            yield GiveBack(before)
         line = yield StandOn(on)
         yield from run.setup.check_database(line)
     yield Flush(line)
     line.may_commit()
-    run.setup.beat.remove(run)  # a renewal would wait for the local transaction in which the record is changed
+    run.renew_no_more()  # a renewal would wait for the local transaction in which the record is changed
     yield On(line, stored(run, outcome_of(run, State.SUCCEEDED, answer), commit=False))
     run.handed = line
     if line.on is not None and line is run.line:

@@ -12,12 +12,14 @@ import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.idempotency.errors import KeyMalformed
 
 BYTES_MAX: Final = 4_096
+_LENGTH: Final = struct.Struct(">Q")
 HINT_CHARS_MAX: Final = 16
 
 _STRING: Final = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
@@ -129,7 +131,7 @@ def parse_key_lines(lines: Iterable[str | bytes], rules: KeyRules = DEFAULT_RULE
 
 def key_hash(namespace: str, tenant: str, operation: str, key: str) -> bytes:
     """The 32 bytes by which a record is found. `operation`: "" where one key is one request in the whole namespace."""
-    return hashlib.sha256(joined(b"tricord idempotency key 1", namespace, tenant, operation, key)).digest()
+    return hashlib.sha256(_scope(namespace, tenant, operation) + joined(key)).digest()
 
 
 def key_hint(key: str, chars: int) -> str:
@@ -140,7 +142,12 @@ def key_hint(key: str, chars: int) -> str:
 def joined(*parts: str | bytes) -> bytes:
     """The parts as one input of a hash, each after its length: no other parts of that number give the same bytes."""
     encoded = [part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass") for part in parts]
-    return b"".join(struct.pack(">Q", len(part)) + part for part in encoded)
+    return b"".join([_LENGTH.pack(len(part)) + part for part in encoded])
+
+
+@lru_cache(maxsize=1024)
+def _scope(namespace: str, tenant: str, operation: str) -> bytes:
+    return joined(b"tricord idempotency key 1", namespace, tenant, operation)
 
 
 def _not_bare(text: str, at: int) -> str:

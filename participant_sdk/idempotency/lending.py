@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 
 from participant_sdk.annotations import Unreadable, lent_as, without_none
 from participant_sdk.errors import ConfigurationError
-from participant_sdk.idempotency.guard import Guard
 from participant_sdk.idempotency.run_state import AnyRun
 from participant_sdk.idempotency.runs import AsyncRun, Run
 
@@ -66,14 +65,8 @@ def lending(run: Run, who: str, kinds: Mapping[str, Any], given: Mapping[str, An
     Raises RunMisused if the function has ended the local transaction that it was lent.
     """
     lent = {name: given[name] if name in given else _one(run, kind) for name, kind in kinds.items()}
-    guard = _guard(run, who, kinds, given)
-    try:
+    with _guarded(run, who, kinds, given):
         yield lent
-    finally:
-        if guard is not None and guard.over() and not run.ended:
-            run.connection.invalidate()
-    if guard is not None:
-        guard.check()
 
 
 @asynccontextmanager
@@ -82,22 +75,19 @@ async def lending_async(
 ) -> AsyncIterator[dict[str, Any]]:
     """As `lending`."""
     lent = {name: given[name] if name in given else await _one_async(run, kind) for name, kind in kinds.items()}
-    guard = _guard(run, who, kinds, given)
-    try:
+    with _guarded(run, who, kinds, given):
         yield lent
-    finally:
-        if guard is not None and guard.over() and not run.ended:
-            await run.connection.invalidate()
-    if guard is not None:
-        guard.check()
 
 
-def _guard(run: AnyRun, who: str, kinds: Mapping[str, Any], given: Mapping[str, Any]) -> Guard | None:
-    """None where nothing is lent, or only what is the caller's own."""
-    if given or run.line is None or all(kind is Lent.RUN for kind in kinds.values()):
-        return None
-    run.line.may_commit()  # the guard watches in its place
-    return Guard(who, run.line.synchronous)
+@contextmanager
+def _guarded(run: AnyRun, who: str, kinds: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[None]:
+    """Not where nothing is lent, or only what is the caller's own."""
+    line = run.line
+    if given or line is None or line.guard is None or all(kind is Lent.RUN for kind in kinds.values()):
+        yield
+        return
+    with line.guard.lent_to(who):
+        yield
 
 
 def _one(run: Run, kind: Any) -> Any:

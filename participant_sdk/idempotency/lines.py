@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.idempotency.driver_connections import DriverConnection, is_psycopg
-from participant_sdk.idempotency.early_commit import EarlyCommit
+from participant_sdk.idempotency.guard import Guard, RunMisused
 from participant_sdk.prepare import is_autocommit
 
 if TYPE_CHECKING:
@@ -27,37 +27,61 @@ if TYPE_CHECKING:
 class Line:
     """`connection`: what scripts run on, of the engine's flavour. `on`: what the user has handed in; None: it is ours.
 
-    `sessions`: ORM sessions that were lent on it.
+    `sessions`: ORM sessions that were lent on it. `pinned`: whether the run's record was locked in it, if it has to be.
     """
 
     connection: Any
     on: Any = None
     sessions: list[Any] = field(default_factory=list)
-    early_commit: EarlyCommit | None = None
+    guard: Guard | None = None
+    pinned: bool = False
 
-    def watch(self, error: Callable[[], Exception]) -> None:
-        """From now on nobody else commits it. Of a driver's own connection that cannot be seen."""
-        if isinstance(self.synchronous, Connection):
-            self.early_commit = EarlyCommit(self.synchronous, error, own=self.on is None)
+    def watch(self, who: str) -> None:
+        """From now on nobody else commits it. `who`: the work that would be misused by it."""
+        theirs = isinstance(self.connection, DriverConnection)
+        self.guard = Guard(self.on if theirs else self.synchronous, who, own=self.on is None)
 
     def may_commit(self) -> None:
         """From now on it may be committed. Raises what was raised if it was tried before."""
-        if self.early_commit is not None:
-            self.early_commit.over()
-            if self.early_commit.refused is not None:
-                raise self.early_commit.refused
+        if self.guard is not None:
+            self.guard.over()
+            if self.guard.refused is not None:
+                raise self.guard.refused
 
     def spoilt(self) -> bool:
-        """Whether its connection is to be dropped: SQLAlchemy takes a COMMIT that was refused for done."""
-        if self.early_commit is None:
+        """Whether its connection is to be dropped; nobody watches it any more."""
+        if self.guard is None:
             return False
-        self.early_commit.over()
-        return self.early_commit.refused is not None
+        self.guard.over()
+        return self.guard.spoilt
+
+    def at_rest(self) -> bool:
+        """Whether giving it back asks the database nothing, so that no task can be cancelled in the middle of it.
+
+        So it is after a COMMIT on PostgreSQL, unless somebody listens, who may ask.
+        """
+        connection = self.synchronous
+        if self.on is not None or self.sessions or self.spoilt() or connection.closed or connection.invalidated:
+            return False
+        pool: Any = connection.engine.pool
+        driver_connection: Any = connection.connection.driver_connection
+        pgconn = getattr(driver_connection, "pgconn", None)
+        if pgconn is None or pgconn.transaction_status:  # IDLE is 0
+            return False
+        return not (pool.dispatch.reset or pool.dispatch.checkin or connection.dispatch.rollback)
 
     @property
     def is_over(self) -> bool:
         """Whether its session has given the connection back, as a session does that is rolled back."""
         return self.on is not None and bool(getattr(self.synchronous, "closed", False))
+
+    def check_there(self) -> None:
+        """Raises RunMisused if what it stands on was closed or rolled back, and has not begun anything since."""
+        if self.is_over and not getattr(self.on, "in_transaction", bool)():
+            raise RunMisused(
+                "the session that it joined was closed or rolled back before the answer, and its work with it: it is "
+                "to live for as long as the run, as that of run.session() does"
+            )
 
     def check_endable(self) -> None:
         """Raises ConfigurationError if only a `with connection.transaction()` of psycopg may end it."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from participant_sdk.idempotency.faults import told
 from participant_sdk.idempotency.lines import Line, stand_on, stand_on_async
@@ -47,24 +47,37 @@ Moves: TypeAlias = Generator[Move, Any, R]
 _carried: Final[set[asyncio.Task[Any]]] = set()
 
 
-async def carried_through(work: Coroutine[Any, Any, R]) -> R:
-    """Wait for it. If the task that waits is cancelled, it goes on to its end by itself."""
-    task = asyncio.get_running_loop().create_task(work)
+async def carried_through(
+    work: Coroutine[Any, Any, R],
+    after: Callable[[R], Awaitable[None]] | None = None,
+    carried: set[asyncio.Task[Any]] = _carried,
+) -> R:
+    """Wait for it. If the task that waits is cancelled, it goes on by itself, and what comes `after` then follows.
+
+    `carried`: where it is then, for whoever waits for it.
+    """
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        _carried.add(task)
-        task.add_done_callback(_carry_on)
+        rest: asyncio.Task[Any] = task if after is None else loop.create_task(_followed(task, after))
+        carried.add(rest)
+        rest.add_done_callback(carried.discard)
+        rest.add_done_callback(_tell_failure)
         raise
 
 
-def _carry_on(task: asyncio.Task[Any]) -> None:
-    _carried.discard(task)
+async def _followed(work: asyncio.Task[R], after: Callable[[R], Awaitable[None]]) -> None:
+    await after(await work)
+
+
+def _tell_failure(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.warning("what was to be carried through has failed: %s", told(error))
+        logger.warning("what a cancelled task has left was not carried through: %s", told(error))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Take:
     """Take a connection; gives a Line of our own."""
 
@@ -77,7 +90,7 @@ class Take:
         return Line(await engine.connect().start())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StandOn:
     """Use what the user has handed in; gives a Line on it. Raises ConfigurationError."""
 
@@ -92,7 +105,7 @@ class StandOn:
         return await stand_on_async(self.on, engine)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class On:
     """Run a script on a line; gives what it gives."""
 
@@ -108,7 +121,7 @@ class On:
         return await run_async(self.script, self.line.connection)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Apart:
     """Run a script on a connection that is taken for it alone; gives what it gives."""
 
@@ -125,7 +138,7 @@ class Apart:
             return await run_async(self.script, connection)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Flush:
     """Have the sessions on a line write down what they hold back. Raises ConfigurationError: see Line."""
 
@@ -144,7 +157,7 @@ class Flush:
         self.line.check_alone()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CommitTheirs:
     """Commit, in its owner's way, a line that stands on what the user has handed in."""
 
@@ -159,7 +172,7 @@ class CommitTheirs:
         await self.line.on.commit()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GiveBack:
     """Roll back what is not committed, and be done with the line. Never raises. `lost`: nothing more is said on it."""
 
@@ -169,14 +182,13 @@ class GiveBack:
     def perform(self, engine: Engine) -> None:
         """See Move."""
         line = self.line
-        spoilt = line.spoilt()
-        with suppress(Exception):
-            if spoilt or (self.lost and line.on is None):
+        if line.spoilt() or (self.lost and line.on is None):
+            with suppress(Exception):
                 line.connection.invalidate()
-        with suppress(Exception):
-            if line.on is not None:
+        if line.on is not None:
+            with suppress(Exception):
                 line.on.rollback()
-                return
+            return
         for session in line.sessions:
             with suppress(Exception):
                 session.close()
@@ -185,18 +197,21 @@ class GiveBack:
 
     async def perform_async(self, engine: AsyncEngine) -> None:
         """See Move. It is carried through, too: of one that is broken off, the pool would not get its connection."""
-        await carried_through(self._give_back())
+        if not self.lost and self.line.at_rest():
+            with suppress(Exception):
+                await self.line.connection.close()
+        else:
+            await carried_through(self._give_back())
 
     async def _give_back(self) -> None:
         line = self.line
-        spoilt = line.spoilt()
-        with suppress(Exception):
-            if spoilt or (self.lost and line.on is None):
+        if line.spoilt() or (self.lost and line.on is None):
+            with suppress(Exception):
                 await line.connection.invalidate()
-        with suppress(Exception):
-            if line.on is not None:
+        if line.on is not None:
+            with suppress(Exception):
                 await line.on.rollback()
-                return
+            return
         for session in line.sessions:
             with suppress(Exception):
                 await session.close()
@@ -204,7 +219,7 @@ class GiveBack:
             await line.connection.close()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Told:
     """Call something of the user's that may give an awaitable, such as a front; gives what comes of it."""
 
@@ -221,7 +236,7 @@ class Told:
         return await given if isawaitable(given) else given
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pause:
     """Wait."""
 
@@ -248,7 +263,8 @@ def carry_out(moves: Moves[R], engine: Engine) -> R:
             else:
                 move = moves.send(given)
     except StopIteration as stop:
-        return cast(R, stop.value)
+        result: R = stop.value
+        return result
 
 
 async def carry_out_async(moves: Moves[R], engine: AsyncEngine) -> R:
@@ -263,4 +279,5 @@ async def carry_out_async(moves: Moves[R], engine: AsyncEngine) -> R:
             else:
                 move = moves.send(given)
     except StopIteration as stop:
-        return cast(R, stop.value)
+        result: R = stop.value
+        return result

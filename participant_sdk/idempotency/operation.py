@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, unique
 from typing import Final
 
 from participant_sdk.errors import ConfigurationError
+from participant_sdk.idempotency.kinds import NUMBER, check_kinds
 from participant_sdk.idempotency.machine import Rules, TakeOver
 from participant_sdk.idempotency.record import Record
 
@@ -64,8 +65,16 @@ class Operation:
     answer_bytes_max: int = 1 << 20
     key_hint_chars: int = 0
     """How much of the key is kept readable for people, 0 to 16 characters; the rest is only hashed."""
+    rules: Rules = field(init=False, repr=False, compare=False)
+    """What `machine.verdict` needs of it."""
 
     def __post_init__(self) -> None:
+        check_kinds("operation", self, name=str)
+        check_kinds(
+            self.name, self, mode=Mode, scope=KeyScope, take_over=TakeOver, heartbeat=bool,
+            wait_s=NUMBER, ttl_s=NUMBER, retry_horizon_s=NUMBER, lease_s=NUMBER,
+            attempts_max=int, answer_bytes_max=int, key_hint_chars=int,
+        )  # fmt: skip
         if not _NAME.fullmatch(self.name):
             raise ConfigurationError(
                 f"operation name {self.name!r} is not 1 to {NAME_BYTES_MAX} printable ASCII characters without spaces"
@@ -83,6 +92,8 @@ class Operation:
             )
         if self.mode is Mode.ATOMIC and self.take_over is not TakeOver.AUTO:
             raise ConfigurationError(f"{self.name}: an atomic run leaves nothing to take over; take_over must be AUTO")
+        rules = Rules(self.name, self.take_over, self.reentrant, self.attempts_max)
+        object.__setattr__(self, "rules", rules)
 
     def _check_times(self) -> None:
         limits = (
@@ -91,16 +102,11 @@ class Operation:
             ("retry_horizon_s", self.retry_horizon_s, 0, 366 * 86_400),
             ("lease_s", self.lease_s, 0.1, 86_400),
         )
-        for field, value, least, most in limits:
+        for name, value, least, most in limits:
             if not (math.isfinite(value) and least <= value <= most):
-                raise ConfigurationError(f"{self.name}: {field} {value} is not {least} to {most} seconds")
+                raise ConfigurationError(f"{self.name}: {name} {value} is not {least} to {most} seconds")
         if self.ttl_s < self.retry_horizon_s:
             raise ConfigurationError(
                 f"{self.name}: ttl_s {self.ttl_s} is shorter than retry_horizon_s {self.retry_horizon_s}: "
                 "a late repeat would run again"
             )
-
-    @property
-    def rules(self) -> Rules:
-        """What `machine.verdict` needs of it."""
-        return Rules(self.name, self.take_over, self.reentrant, self.attempts_max)

@@ -22,7 +22,6 @@ from participant_sdk.errors import ConfigurationError
 from participant_sdk.idempotency.doubt import lease_lost
 from participant_sdk.idempotency.ending import connected, doomed, recovery_point
 from participant_sdk.idempotency.errors import RunUnknown
-from participant_sdk.idempotency.guard import Guard
 from participant_sdk.idempotency.moves import GiveBack, Moves, Told
 from participant_sdk.idempotency.operation import Mode
 from participant_sdk.idempotency.phase_log import Entry, PhaseLog, Sort
@@ -131,16 +130,14 @@ def _phase(
     if (entry := step.log.meet(name, Sort.PHASE)) is not None:
         return step.output(entry)
     line: Line = yield from connected(run)
-    line.may_commit()  # the guard watches in its place
-    guard = Guard(step.who, line.synchronous)
+    assert line.guard is not None
     try:
-        value = yield Told(work, arguments(line))
-        guard.over()
-        guard.check()
+        with line.guard.lent_to(step.who):
+            value = yield Told(work, arguments(line))
         yield from _reach(run, step, value)
     except Exception:
         if run.line is line:  # nothing of it goes into the next phase
-            yield GiveBack(line, lost=guard.over())
+            yield GiveBack(line)
             run.line = None
         raise
     return value

@@ -8,11 +8,11 @@ with errors_told(engine, store), engine.connect() as connection:  # or `await co
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, delete, inspect, select, text
+from sqlalchemy import Connection, Engine, Table, delete, inspect, select, text
 
 from participant_sdk import prepare
 from participant_sdk.errors import ConfigurationError
@@ -29,6 +29,11 @@ _READ_ONLY: Final = {
     "mariadb": "SELECT @@GLOBAL.read_only",
     "sqlite": "PRAGMA query_only",
 }
+
+_MIGRATE: Final = (
+    "Migrate it: with Alembic by participant_sdk.idempotency.metadata, or by hand (`tricord idempotency ddl` prints "
+    "what it has to be). Nothing was changed"
+)
 
 
 def check_engine(engine: Engine, tables: IdempotencyTables) -> Store:
@@ -53,7 +58,7 @@ def errors_told(engine: Engine, store: Store) -> Iterator[None]:
 def make_table(connection: Connection, store: Store) -> None:
     """Create the table if it is not there, and check it. Many instances may start at the same time.
 
-    Raises ConfigurationError for a table of an older shape, a read replica, and an engine that cannot roll back.
+    Raises ConfigurationError for a table of another version's shape, a replica, and an engine that cannot roll back.
     """
     if connection.execute(text(_READ_ONLY[connection.dialect.name])).scalar():
         raise ConfigurationError(f"the database can only be read (a replica?): {_WHAT} needs the primary")
@@ -69,15 +74,37 @@ def make_table(connection: Connection, store: Store) -> None:
 
 
 def _check_columns(connection: Connection, tables: IdempotencyTables) -> None:
-    inspector = inspect(connection)
-    if not inspector.has_table(tables.records.name, tables.schema):
+    """Raises ConfigurationError for a table that is there in another shape, with what is wrong and what to do."""
+    inspector, records = inspect(connection), tables.records
+    if not inspector.has_table(records.name, tables.schema):
         return
-    there = {column["name"] for column in inspector.get_columns(tables.records.name, tables.schema)}
-    missing = [column.name for column in tables.records.columns if column.name not in there]
-    if missing:
+    there = {column["name"]: column for column in inspector.get_columns(records.name, tables.schema)}
+    wrong = [f"it has no column {names}"] if (names := _names(records.columns.keys() - there.keys(), records)) else []
+    for column in records.columns:
+        room, needed = _length(there.get(column.name)), _length({"type": column.type.dialect_impl(connection.dialect)})
+        if room is not None and needed is not None and room < needed:
+            wrong.append(f"column {column.name} has room for {room}, and needs {needed}")
+    wrong += [f"this version does not fill column {name}" for name in there if _must_be_filled(there[name], records)]
+    if wrong:
         raise ConfigurationError(
-            f"table {tables.records.name} is not of this version's shape: it has no column {', '.join(missing)}"
+            f"table {records.fullname} is not of this version's shape: {'; '.join(wrong)}. {_MIGRATE}"
         )
+
+
+def _names(names: Set[str], records: Table) -> str:
+    return ", ".join(column.name for column in records.columns if column.name in names)
+
+
+def _length(column: Mapping[str, Any] | None) -> int | None:
+    """How much a column has room for, where the database says it."""
+    length = None if column is None else getattr(column["type"], "length", None)
+    return length if isinstance(length, int) else None
+
+
+def _must_be_filled(column: Mapping[str, Any], records: Table) -> bool:
+    """Whether a row cannot be without it, of which this version knows nothing."""
+    fills_itself = any(column.get(how) for how in ("default", "computed", "identity"))
+    return column["name"] not in records.columns and not column["nullable"] and not fills_itself
 
 
 def _check_rolls_back(connection: Connection, tables: IdempotencyTables) -> None:

@@ -12,9 +12,11 @@ from urllib.parse import quote
 from participant_sdk.errors import ConfigurationError, TricordError
 from participant_sdk.idempotency.errors import (
     AnswerNotStored,
+    FirstSentMalformed,
     IdempotencyError,
     IdempotencyKeyReused,
     InProgress,
+    IntentTooOld,
     KeyMalformed,
     KeyMissing,
     LeaseLost,
@@ -23,8 +25,10 @@ from participant_sdk.idempotency.errors import (
     RunUnknown,
     ScopeMissing,
     StoreUnavailable,
+    TooManyKeys,
 )
 from participant_sdk.idempotency.http_headers import Headers, header_name
+from participant_sdk.idempotency.kinds import OPTIONAL_TEXT, check_kinds
 
 TYPE_BASE: Final = "urn:tricord:problem:"
 """A `type` is this and the reason in lower case with hyphens, such as urn:tricord:problem:idempotency-key-reused."""
@@ -43,6 +47,8 @@ class Codes(Enum):
     """400 for a missing key, 409 while it runs, 422 for another request: as problem+json."""
     STRIPE = "stripe"
     """400 for another request, 409 while it runs, each with Stripe's body: {"error": {"type": …, "code": …}}."""
+    LOCKED = "423"
+    """As IETF, but 423 (Locked) while it runs."""
 
 
 class AnswerEncoded(IdempotencyError):
@@ -57,6 +63,21 @@ class StreamRefused(IdempotencyError):
     reason = "IDEMPOTENCY_STREAM_REFUSED"
 
 
+class RequestLengthMissing(IdempotencyError):
+    """The request's body is in chunks, and its end cannot be told here (WSGI, without `wsgi.input_terminated`)."""
+
+    reason = "IDEMPOTENCY_REQUEST_LENGTH_MISSING"
+
+    def __init__(self) -> None:
+        super().__init__("the request comes in chunks, which this server does not take apart; send a Content-Length")
+
+
+class RequestTruncated(IdempotencyError):
+    """The body is not what its Content-Length says. Nothing runs."""
+
+    reason = "IDEMPOTENCY_REQUEST_TRUNCATED"
+
+
 class KeyUnknown(IdempotencyError):
     """There is no record of that key for this caller."""
 
@@ -69,7 +90,12 @@ class KeyUnknown(IdempotencyError):
 _STATUS: Final[dict[type[TricordError], tuple[int, str]]] = {
     KeyMissing: (400, "The idempotency key is missing"),
     KeyMalformed: (400, "The idempotency key is malformed"),
+    FirstSentMalformed: (400, "The time at which it was first sent is malformed"),
     ScopeMissing: (403, "It cannot be told whose request it is"),
+    IntentTooOld: (412, "It was first sent too long ago"),
+    RequestLengthMissing: (411, "The length of the request is not said"),
+    RequestTruncated: (400, "The request is not whole"),
+    TooManyKeys: (429, "Too many new keys"),
     RequestTooLarge: (413, "The request is too large"),
     IdempotencyKeyReused: (422, "The idempotency key belongs to another request"),
     InProgress: (409, "The same request is being processed"),
@@ -82,7 +108,10 @@ _STATUS: Final[dict[type[TricordError], tuple[int, str]]] = {
     KeyUnknown: (404, "There is no record of this key"),
     StreamRefused: (500, "The answer is a stream, which this operation cannot give"),
 }
-_STRIPE_STATUS: Final[dict[type[TricordError], int]] = {IdempotencyKeyReused: 400}
+_OTHER_STATUS: Final[dict[tuple[Codes, type[TricordError]], int]] = {
+    (Codes.STRIPE, IdempotencyKeyReused): 400,
+    (Codes.LOCKED, InProgress): 423,
+}
 _STRIPE_CODES: Final[dict[type[TricordError], str]] = {
     InProgress: "idempotency_key_in_use",
     IdempotencyKeyReused: "idempotency_key_reused",
@@ -124,6 +153,10 @@ class Answering:
     type_base: str = TYPE_BASE
 
     def __post_init__(self) -> None:
+        check_kinds(
+            "answering", self, codes=Codes, replayed_header=OPTIONAL_TEXT, gone=bool, age=bool,
+            status_path=OPTIONAL_TEXT, type_base=str,
+        )  # fmt: skip
         header_name(self.marker, "replayed_header")
         if self.scope_status not in (401, 403):
             raise ConfigurationError(f"scope_status {self.scope_status} is neither 401 nor 403")
@@ -138,7 +171,7 @@ class Answering:
         """The name of the header that marks a repeat's answer."""
         if self.replayed_header is not None:
             return self.replayed_header
-        return REPLAYED if self.codes is Codes.IETF else REPLAYED_BY_STRIPE
+        return REPLAYED_BY_STRIPE if self.codes is Codes.STRIPE else REPLAYED
 
     def status_url(self, key: str, operation: str) -> str | None:
         """Where the status of a key's record is told; None where no look-up is mounted."""
@@ -150,7 +183,7 @@ class Answering:
         """The answer for an error of the store; `status_url` is linked where asking again would tell nothing new."""
         status, title = self._status(error)
         headers = list(_retry_after(error))
-        if status_url is not None and isinstance(error, AnswerNotStored | RunUnknown | InProgress):
+        if status_url is not None and isinstance(error, AnswerNotStored | RunUnknown | InProgress | IntentTooOld):
             headers.append((b"link", f'<{status_url}>; rel="status"'.encode()))
         else:
             status_url = None
@@ -168,9 +201,7 @@ class Answering:
                     status = self.scope_status
                 elif kind is AnswerNotStored and self.gone:
                     status = 410
-                elif self.codes is Codes.STRIPE:
-                    status = _STRIPE_STATUS.get(kind, status)
-                return status, title
+                return _OTHER_STATUS.get((self.codes, kind), status), title
         return 500, "The request could not be processed"
 
     def _rfc9457(self, error: TricordError, status: int, title: str, status_url: str | None) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Answer:
     @property
     def bytes_held(self) -> int:
         """What it takes in memory and in the store, about, in bytes."""
-        return len(self.body) + sum(len(name) + len(value) + 8 for name, value in self.headers) + 64
+        return len(self.body) + sum([len(name) + len(value) + 8 for name, value in self.headers]) + 64
 
 
 @dataclass(frozen=True, slots=True)

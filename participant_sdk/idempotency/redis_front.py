@@ -1,8 +1,9 @@
 """Ended records in Redis, shared by the processes of a service. Needs the extra `redis`.
 
 A record lies under `<prefix><key hash in hex>`: fence (8 bytes), epoch (16), then `front_codec`'s bytes. All entries of
-another epoch than the one under `<prefix>epoch` are no entries: to flush, only the epoch is replaced. What is left of a
-record is told by Redis, from when it expires there, so that no two clocks are compared.
+another epoch than the one under `<prefix>epoch` are no entries: to flush, only the epoch is replaced. Where a record
+was erased, an entry without bytes and with a higher fence keeps it from being put again by who has read it before. What
+is left of a record is told by Redis, from when it expires there, so that no two clocks are compared.
 
 Whatever Redis does, the caller gets an answer or a miss, and soon: every call has a short time-out, is not repeated,
 and after a failure none is made for a while. Not for Redis Cluster.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from participant_sdk.errors import ConfigurationError
@@ -116,7 +118,7 @@ class _Shared:
         return record
 
     def _read(self, key_hash: bytes, epoch: bytes, value: bytes, left_ms: int) -> Record | None:
-        if value[_FENCE_BYTES:_HEAD_BYTES] != epoch:
+        if value[_FENCE_BYTES:_HEAD_BYTES] != epoch or len(value) == _HEAD_BYTES:
             return None
         read = decode(value[_HEAD_BYTES:])
         record, lives_ms = read if read is not None else (None, 0)
@@ -138,9 +140,19 @@ class _Shared:
             return None
         if len(value) > self._value_bytes_max:
             return None
-        fence = record.fence.to_bytes(_FENCE_BYTES)
-        keys = [self._key(record.key_hash), self._epoch_key]
-        return {"keys": keys, "args": [fence, value, lives_ms, _new_epoch()]}
+        return self._script_arguments(record.key_hash, record.fence, value, lives_ms)
+
+    def _script_arguments(self, key_hash: bytes, fence: int, value: bytes, lives_ms: int) -> dict[str, Any]:
+        keys = [self._key(key_hash), self._epoch_key]
+        return {"keys": keys, "args": [fence.to_bytes(_FENCE_BYTES), value, lives_ms, _new_epoch()]}
+
+    def _forgetting(self, fences: Mapping[bytes, int]) -> Any:
+        """All of it in one round trip."""
+        pipeline = self.client.pipeline(transaction=False)
+        for key_hash, fence in fences.items():
+            told = self._script_arguments(key_hash, fence + 1, b"", self._age_max_ms)
+            pipeline.eval(_PUT, len(told["keys"]), *told["keys"], *told["args"])
+        return pipeline
 
 
 class RedisFront(_Shared):
@@ -200,6 +212,10 @@ class RedisFront(_Shared):
             self._failed(ticket, error)
             return
         self._answered(ticket)
+
+    def forget(self, fences: Mapping[bytes, int]) -> None:
+        """See ErasingFront; in all processes at once. Raises what the client raises: it may not have been done."""
+        self._forgetting(fences).execute()
 
     def flush(self) -> None:
         """Forget everything, in all processes at once. Raises what the client raises: it may not have been done."""
@@ -261,6 +277,10 @@ class AsyncRedisFront(_Shared):
             self._failed(ticket, error)
             return
         self._answered(ticket)
+
+    async def forget(self, fences: Mapping[bytes, int]) -> None:
+        """As `RedisFront.forget`."""
+        await self._forgetting(fences).execute()
 
     async def flush(self) -> None:
         """As `RedisFront.flush`."""

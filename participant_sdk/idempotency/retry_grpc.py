@@ -23,7 +23,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from participant_sdk.idempotency.intents import current_intent, new_key
+from participant_sdk.idempotency.intents import current_intent, first_sent_text, new_key
 from participant_sdk.idempotency.retry_errors import retries_exhausted
 from participant_sdk.idempotency.retry_rules import Fault, RetryBudget, RetryPolicy, Tries, grpc_fault
 
@@ -40,12 +40,17 @@ class _Setup:
     """What an interceptor was given, and what its calls share."""
 
     def __init__(
-        self, policy: RetryPolicy | None, keyed: Callable[[str], bool] | None, clock: Callable[[], float]
+        self,
+        policy: RetryPolicy | None,
+        keyed: Callable[[str], bool] | None,
+        clock: Callable[[], float],
+        first_sent: str | None,
     ) -> None:
         self.policy = policy or RetryPolicy()
         self.budget = RetryBudget(self.policy)
         self.keyed = keyed
         self.clock = clock
+        self.first_sent = None if first_sent is None else first_sent.lower()
 
 
 class _Sending:
@@ -54,6 +59,8 @@ class _Sending:
     def __init__(self, given: Any, setup: _Setup, replayable: bool) -> None:
         self._setup = setup
         self.metadata, self.key = _keyed(given, setup)
+        if self.key and setup.first_sent is not None and all(name != setup.first_sent for name, _ in self.metadata):
+            self.metadata = (*self.metadata, (setup.first_sent, first_sent_text(self.key, time.time())))
         self.replayable = replayable and bool(self.key)
         self._timeout_s: float | None = given.timeout
         self._began = setup.clock()
@@ -126,7 +133,8 @@ class _Details(grpc.ClientCallDetails):
 class RetryClientInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryClientInterceptor):
     """For `grpc.intercept_channel`. For any number of threads.
 
-    `keyed(method)` says which methods get a key, such as "/shop.Orders/Place" (None: all); others are sent once. When
+    `keyed(method)` says which methods get a key, such as "/shop.Orders/Place" (None: all); others are sent once.
+    `first_sent`: the metadata, such as "first-sent", in which each call with a key says when its intent began. When
     the tries are used up, RetriesExhausted is raised, which is also the RpcError of the last one, with its code.
     """
 
@@ -137,8 +145,9 @@ class RetryClientInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryC
         keyed: Callable[[str], bool] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
+        first_sent: str | None = None,
     ) -> None:
-        self._setup = _Setup(policy, keyed, clock)
+        self._setup = _Setup(policy, keyed, clock, first_sent)
         self._sleep = sleep
 
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
@@ -154,7 +163,8 @@ class RetryClientInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryC
         sending = _Sending(given, self._setup, replayable)
         while True:
             call: Any = continuation(_Details(given, sending.metadata, sending.timeout_s()), request())
-            if not call.done() or not isinstance(call, grpc.RpcError):  # under way (`.future()`), or well
+            # Well, or of `.future()`: such a call is an iterator, unlike the error that another one has ended with.
+            if not isinstance(call, grpc.RpcError) or hasattr(call, "__next__"):
                 return call
             fault = sending.fault(call.code(), call.trailing_metadata())
             if fault is None:
@@ -212,10 +222,11 @@ def async_retry_client_interceptors(
     keyed: Callable[[str], bool] | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     clock: Callable[[], float] = time.monotonic,
+    first_sent: str | None = None,
 ) -> list[grpc.aio.ClientInterceptor]:
     """As RetryClientInterceptor, for the `interceptors` of a `grpc.aio` channel; put them before others.
 
     Two of them, for a grpc.aio channel uses one interceptor for one kind of calls only. They share one budget.
     """
-    setup = _Setup(policy, keyed, clock)
+    setup = _Setup(policy, keyed, clock, first_sent)
     return [_AsyncUnaryUnary(setup, sleep), _AsyncStreamUnary(setup, sleep)]

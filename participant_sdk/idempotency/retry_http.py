@@ -31,6 +31,7 @@ class RetryTransport(_Transport):  # type: ignore[misc]  # see _Transport
     """For `httpx.Client(transport=...)` or httpx2's, around another transport. For any number of threads.
 
     `keyed_methods`: which requests get a key; `extensions={"idempotency_key": None}` leaves one request without.
+    `first_sent`: the header, such as "First-Sent", in which each request with a key says when its intent began.
     `response.extensions["tricord_attempts"]` tells how often it was sent. When the tries are used up, the last answer
     is returned as it came; if there is none, RetriesExhausted is raised, which is also of the last error's class.
     """
@@ -45,8 +46,9 @@ class RetryTransport(_Transport):  # type: ignore[misc]  # see _Transport
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         time_of_day: Callable[[], float] = time.time,
+        first_sent: str | None = None,
     ) -> None:
-        self._setup = Setup(inner, policy, header, keyed_methods, clock, time_of_day)
+        self._setup = Setup(inner, policy, header, keyed_methods, clock, time_of_day, first_sent)
         self._sleep = sleep
 
     def handle_request(self, request: Any) -> Any:
@@ -89,8 +91,9 @@ class AsyncRetryTransport(_Transport):  # type: ignore[misc]  # see _Transport
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         time_of_day: Callable[[], float] = time.time,
+        first_sent: str | None = None,
     ) -> None:
-        self._setup = Setup(inner, policy, header, keyed_methods, clock, time_of_day)
+        self._setup = Setup(inner, policy, header, keyed_methods, clock, time_of_day, first_sent)
         self._sleep = sleep
 
     async def handle_async_request(self, request: Any) -> Any:

@@ -89,7 +89,11 @@ def http_fault(
     in seconds since 1970, for a Retry-After that is a date.
     """
     after_s = read_retry_after(retry_after, now)
-    again = status in _STATUSES or (status == 409 and after_s is not None) or (status == 500 and policy.retry_internal)
+    again = (
+        status in _STATUSES
+        or (status in (409, 423) and after_s is not None)
+        or (status == 500 and policy.retry_internal)
+    )
     return Fault(True, after_s) if again and not replayed else None
 
 

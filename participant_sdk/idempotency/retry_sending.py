@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from participant_sdk.idempotency.intents import checked_key, current_intent, new_key
+from participant_sdk.idempotency.intents import checked_key, current_intent, first_sent_text, new_key
 from participant_sdk.idempotency.retry_errors import retries_exhausted
 from participant_sdk.idempotency.retry_rules import (
     SAFE_METHODS,
@@ -38,17 +38,25 @@ class Setup:
         keyed_methods: Collection[str],
         clock: Callable[[], float],
         time_of_day: Callable[[], float],
+        first_sent: str | None,
     ) -> None:
         self.inner = inner
         self.policy = policy or RetryPolicy()
         self.budget = RetryBudget(self.policy)
         self.header = header
+        self.first_sent = first_sent
         self.keyed_methods = frozenset(method.upper() for method in keyed_methods)
         self.clock = clock
         self.time_of_day = time_of_day
 
     def give_key(self, request: Any) -> str:
         """The request's key, which it has from now on; "": it has none."""
+        key = self._give_key(request)
+        if key and self.first_sent is not None and self.first_sent not in request.headers:
+            request.headers[self.first_sent] = first_sent_text(key, self.time_of_day())
+        return key
+
+    def _give_key(self, request: Any) -> str:
         given = request.headers.get(self.header)
         extensions: Mapping[str, Any] = request.extensions
         if given is not None:

@@ -6,10 +6,10 @@ import hashlib
 import logging
 from collections.abc import Callable
 from enum import Enum, unique
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from participant_sdk.idempotency.asking import Asked, Begun
-from participant_sdk.idempotency.errors import IdempotencyError
+from participant_sdk.idempotency.guard import RunMisused
 from participant_sdk.idempotency.keys import joined
 from participant_sdk.idempotency.operation import Operation
 from participant_sdk.idempotency.record import Record
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from participant_sdk.idempotency.store import Claim, Held
 
 logger = logging.getLogger("tricord.idempotency")
-
-_COMMITTED: Final = "called commit(): its local transaction ends with its record, by the run's outcome"
-
-
-class RunMisused(IdempotencyError):
-    """A run was left without an outcome, or was given a second one."""
-
-    reason = "IDEMPOTENCY_RUN_MISUSED"
 
 
 @unique
@@ -58,7 +50,7 @@ class AnyRun:
         self.lost = False
         self.on_lost: Callable[[], None] | None = None
         self.asked = asked
-        self._begun = begun  # for as long as the run is there its key is known to run here
+        self._begun: Begun | None = begun  # for as long as the run is there its key is known to run here
         self.setup = setup
         self.line: Line | None = None
         if begun.line is not None:
@@ -66,7 +58,8 @@ class AnyRun:
         self.handed: Line | None = None
         self.stage = Stage.OPEN
         self._bound: bound_run | None = None
-        if self.held is not None and self.operation.heartbeat:
+        self._beats = self.held is not None and self.operation.heartbeat
+        if self._beats:
             setup.beat.add(self)
 
     @property
@@ -104,10 +97,17 @@ class AnyRun:
             self._bound.__exit__()
             self._bound = None
 
-    def stand_on(self, line: Line) -> None:
+    def stand_on(self, line: Line) -> Line:
         """Work in this local transaction, which nobody else commits from now on."""
         self.line = line
-        line.watch(lambda: RunMisused(f"{self.operation.name}: the work {_COMMITTED}"))
+        line.watch(f"{self.operation.name}: the work")
+        return line
+
+    @property
+    def at_hand(self) -> Line | None:
+        """Its own local transaction, if that has begun and the run is open; otherwise see `ending.connected`."""
+        line = self.line
+        return line if line is not None and line.on is None and self.stage is Stage.OPEN else None
 
     def check_open(self) -> None:
         """Raises RunMisused for a second outcome."""
@@ -117,17 +117,23 @@ class AnyRun:
     def mark_lost(self) -> None:
         """Another run has taken over."""
         self.lost = True
-        self.setup.beat.remove(self)
+        self.renew_no_more()
         if self.on_lost is not None:
             try:
                 self.on_lost()
             except Exception:
                 logger.exception("%s: `on_lost` has failed", self.operation.name)
 
+    def renew_no_more(self) -> None:
+        """Its lease, if it has one that is renewed: it ends, or nobody has a claim to it any more."""
+        if self._beats:
+            self._beats = False
+            self.setup.beat.remove(self)
+
     def over(self, stage: Stage = Stage.ENDED) -> None:
         """It runs no more."""
         self.stage = stage
+        self._begun = None  # whose line knows the run: a ring would be left to the garbage collector
         if self.held is None:
             self.setup.running.pop(self.claim.key_hash, None)
-        else:
-            self.setup.beat.remove(self)
+        self.renew_no_more()

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 from participant_sdk.idempotency import ending, joining
 from participant_sdk.idempotency.asking import Asked, Begun
 from participant_sdk.idempotency.current import bound_run
+from participant_sdk.idempotency.guard import RunMisused
 from participant_sdk.idempotency.moves import Moves, carry_out, carry_out_async
 from participant_sdk.idempotency.phases import AsyncPhases, Phases
 from participant_sdk.idempotency.record import Answer
-from participant_sdk.idempotency.run_state import RunMisused, Stage
+from participant_sdk.idempotency.run_state import Stage
 from participant_sdk.idempotency.setup import Setup
 
 if TYPE_CHECKING:
@@ -55,14 +56,14 @@ class Run(Phases):
         """The run's own local transaction on the engine, or the one that it joined; begun when first asked for.
 
         Do not commit it, nor roll it back: `succeed` and the others do. Where local transactions see one snapshot
-        (REPEATABLE READ, SERIALIZABLE) a renewal of the lease since it began bars the completion, which is LeaseLost
-        then: begin it late there, or give the lease time enough and no heartbeat. Raises StoreUnavailable.
+        (REPEATABLE READ, SERIALIZABLE) the run's record is locked from its beginning, and the run cannot be taken over
+        as long as it is open. Raises StoreUnavailable.
         """
         return self.connect()
 
     def connect(self) -> Connection:
         """As `connection`."""
-        return cast("Connection", self._do(ending.connected(self)).connection)
+        return cast("Connection", (self.at_hand or self._do(ending.connected(self))).connection)
 
     def session(self, factory: Callable[..., Session] | None = None) -> Session:
         """An ORM session in the run's local transaction; `factory` is called with `bind=`. It is flushed at the end."""

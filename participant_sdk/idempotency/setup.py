@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
 import socket
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
@@ -16,11 +18,11 @@ from sqlalchemy import Dialect, Pool
 from sqlalchemy import exc as sqlalchemy_errors
 
 from participant_sdk.errors import ConfigurationError
-from participant_sdk.idempotency.claiming import Undoing
-from participant_sdk.idempotency.fronts import fit, holdable
+from participant_sdk.idempotency.fronts import fit, front_key, holdable
 from participant_sdk.idempotency.lines import Line
-from participant_sdk.idempotency.moves import Moves, Told
+from participant_sdk.idempotency.moves import Apart, Moves, Told
 from participant_sdk.idempotency.record import Record, State
+from participant_sdk.idempotency.repeats import Repeats
 from participant_sdk.idempotency.same_database import check_same
 from participant_sdk.idempotency.store import Held, Outcome, Store
 from participant_sdk.idempotency.waiting import Waiting
@@ -36,6 +38,9 @@ logger = logging.getLogger("tricord.idempotency")
 RETRYABLE_TTL_MS: Final = 24 * 3_600_000
 """How long a fingerprint is kept of what has failed and may run again."""
 
+CRASH_VARIABLE: Final = "TRICORD_IDEMPOTENCY_CRASH_AT"
+"""Names the point at which a process under test is to kill itself: see participant_sdk.idempotency.testing."""
+
 
 class Beat(Protocol):
     """Whoever renews leases."""
@@ -49,7 +54,10 @@ class Beat(Protocol):
 
 @dataclass(slots=True)
 class Setup:
-    """`fronts`: the nearest first. `pool`: the engine's. `identity`: what names the store's database, once known."""
+    """`fronts`: the nearest first. `pool`: the engine's.
+
+    `identity`: what names the store's database, `store_id`: the store itself; once they are known.
+    """
 
     store: Store
     dialect: Dialect
@@ -60,16 +68,20 @@ class Setup:
     waiting: Waiting
     beat: Beat
     identity: str | None = None
+    store_id: bytes | None = None
     running: WeakValueDictionary[bytes, Begun] = field(default_factory=WeakValueDictionary)
     """The ATOMIC runs in this process: nobody need ask the database whether those keys are free."""
+    repeats: Repeats = field(default_factory=Repeats)
     proven: WeakSet[Any] = field(default_factory=WeakSet)
     """Pools, and connections of the driver, that lead to the store's database too."""
-    undoing: Undoing = field(init=False)
+    carried: set[asyncio.Task[Any]] = field(default_factory=set)
+    """What undoes claims whose tasks were cancelled."""
 
     def __post_init__(self) -> None:
-        self.undoing = Undoing(self._undo)
+        if CRASH_VARIABLE in os.environ:
+            import_module("participant_sdk.idempotency.testing.crashes").arm_from_environment()
 
-    def _undo(self, held: Held) -> Script[bool]:
+    def undo(self, held: Held) -> Script[bool]:
         """Of a claim that nobody is there for any more."""
         return self.store.settle(held, Outcome(State.FAILED_RETRYABLE, None, RETRYABLE_TTL_MS, "cancelled"))
 
@@ -86,26 +98,43 @@ class Setup:
             self.identity = yield from check_same(line, self.dialect, self.identity)
             self.proven.add(through)
 
+    def know(self) -> Moves[bytes]:
+        """The store's id, which fronts need. Raises what the database does."""
+        if self.store_id is None:
+            self.store_id = yield Apart(self.store.identity())
+        return self.store_id
+
     def peek(self, key_hash: bytes) -> Moves[Record | None]:
-        """The ended record that a front has, which those before it have from now on; a front that fails has none."""
+        """The ended record that a front has, which those before it have from now on; a front that fails has none.
+
+        Raises what the database does, where it has to be asked first which store this is.
+        """
+        key = front_key((yield from self.know()), key_hash)
         for number, front in enumerate(self.fronts):
             try:
-                record = fit((yield Told(front.get, (key_hash,))), key_hash)
+                record = fit((yield Told(front.get, (key,))), key)
             except Exception:
                 logger.warning("a front could not be asked; the database is", exc_info=True)
             else:
                 if record is not None:
                     yield from self._put(self.fronts[:number], record)
-                    return record
+                    return replace(record, key_hash=key_hash)
         return None
 
     def keep(self, record: Record) -> Moves[None]:
         """Put an ended record that is durable into the fronts."""
-        yield from self._put(self.fronts, record)
-
-    def _put(self, fronts: Sequence[Any], record: Record) -> Moves[None]:
         if not holdable(record):
             return
+        try:
+            store_id = yield from self.know()
+        except Exception as error:
+            if not self.is_of_database(error):
+                raise
+            logger.warning("a front could not be given a record", exc_info=True)
+            return
+        yield from self._put(self.fronts, replace(record, key_hash=front_key(store_id, record.key_hash)))
+
+    def _put(self, fronts: Sequence[Any], record: Record) -> Moves[None]:
         for front in fronts:
             try:
                 yield Told(front.put, (record,))

@@ -49,6 +49,10 @@ INSERT_ENDED: Final = (
     f"body) VALUES ({_NEW}, :owner, :state, false, {{now_ms}}, {{now_ms}} + :ttl_ms, :reason, :codec, :status, "
     ":headers, :body)"
 )
+INSERT_IDENTITY: Final = (
+    f"INSERT INTO {{table}} ({_WHO}, state, waiters) "
+    "VALUES (:key_hash, '', '', '', 0, :digest, {now_ms}, {now_us}, 1, 5, false)"
+)
 TAKE_OVER: Final = f"UPDATE {{table}} SET {_NEXT}, attempt = attempt + 1, {_RUN} WHERE {_LEFT}"
 REPLACE: Final = f"UPDATE {{table}} SET {_NEXT}, {_ANEW}, {_RUN} WHERE {_EXPIRED}"
 WRITE_OVER: Final = f"UPDATE {{table}} SET {_NEXT}, attempt = attempt + 1, owner = :owner, {_END} WHERE {_LEFT}"
@@ -56,8 +60,13 @@ WRITE_ANEW: Final = f"UPDATE {{table}} SET {_NEXT}, {_ANEW}, owner = :owner, {_E
 COMPLETE: Final = f"UPDATE {{table}} SET {_END} WHERE {_MINE} = 0"
 SETTLE: Final = f"UPDATE {{table}} SET {_END} WHERE {_MINE} IN (0, 4)"
 GIVE_UP: Final = f"UPDATE {{table}} SET {_END} WHERE {_MET} AND lease_until_ms <= {{now_ms}}"
-REACH: Final = f"UPDATE {{table}} SET recovery_point = :point, phase_data = :phase_data WHERE {_MINE} = 0"
+SEIZE: Final = f"UPDATE {{table}} SET {_NEXT}, {_END} WHERE {_MET}"
+REACH: Final = (
+    "UPDATE {table} SET recovery_point = :point, phase_data = :phase_data, "
+    f"lease_until_ms = {{greatest}}(lease_until_ms, {{now_ms}} + :lease_ms) WHERE {_MINE} = 0"
+)
 LOCK: Final = f"SELECT 1 FROM {{table}} WHERE {_MET}{{skip_locked}}"
+PIN: Final = f"SELECT 1 FROM {{table}} WHERE {_MINE} = 0 FOR UPDATE"
 HELD: Final = "SELECT fence, attempt FROM {table} WHERE key_hash = :key_hash"
 
 Values = Mapping[str, Any]

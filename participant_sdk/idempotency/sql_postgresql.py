@@ -10,7 +10,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
-from participant_sdk.databases.postgresql_statements import ONE_ROW, as_sql, bytes_as_sql, text_as_sql
+from participant_sdk.databases.postgresql_statements import (
+    ONE_ROW,
+    as_argument,
+    bytes_as_argument,
+    text_as_argument,
+)
 from participant_sdk.idempotency import sql
 from participant_sdk.idempotency.stored import COLUMNS_COUNT
 
@@ -48,12 +53,12 @@ TYPES: Final = {
     **dict.fromkeys(("reason", "channel", "key_in_hex"), "text"),
     "status": "integer",
 }
-_short: Final = lru_cache(maxsize=1024)(text_as_sql)
-AS_SQL: Final[dict[str, Callable[[Any], str]]] = {
-    **dict.fromkeys(TYPES, as_sql),
+_short: Final = lru_cache(maxsize=1024)(text_as_argument)
+AS_ARGUMENT: Final[dict[str, Callable[[Any], str | None]]] = {
+    **dict.fromkeys(TYPES, as_argument),
     **dict.fromkeys(("number", "fence", "lease_ms", "version", "state", "met_state"), "{:d}".format),
-    **dict.fromkeys(("key_hash", "digest"), bytes_as_sql),
+    **dict.fromkeys(("key_hash", "digest"), bytes_as_argument),
     **dict.fromkeys(("tenant", "operation", "owner", "channel"), _short),
-    **dict.fromkeys(("ttl_ms", "codec", "status"), lambda number: "NULL" if number is None else f"{number:d}"),
+    **dict.fromkeys(("ttl_ms", "codec", "status"), lambda number: None if number is None else f"{number:d}"),
 }
 """What each is written by, the commonest without looking at what it is."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, TypeVar
@@ -12,7 +14,7 @@ from participant_sdk.databases.database import Script, known_to_sqlalchemy
 from participant_sdk.idempotency import sql
 from participant_sdk.idempotency.errors import LeaseLost
 from participant_sdk.idempotency.machine import has_expired
-from participant_sdk.idempotency.record import Record, State
+from participant_sdk.idempotency.record import KEY_HASH_BYTES, Record, State
 from participant_sdk.idempotency.sql import Sql, Values
 from participant_sdk.idempotency.store import Claim, Held, Outcome, Store
 from participant_sdk.idempotency.stored import COLUMNS, check, check_outcome, check_point, record_of
@@ -23,7 +25,13 @@ R = TypeVar("R")
 
 RUNS_MAX: Final = 20
 """How often a local transaction of the store's own is begun, if each loses a race."""
+IDENTITY_KEY: Final = hashlib.sha256(b"tricord idempotency store").digest()
+"""Of the row that is about the store itself: its identity is its fingerprint, its lease the sweeper's turn."""
 TAKEN_OVER: Final = "another run has taken over; nothing of this one stays"
+BARRED: Final = (
+    "its record was changed after the snapshot of its local transaction, by a renewal of its lease or by another run: "
+    "nothing of it stays; join a local transaction before its first statement, or work under READ COMMITTED"
+)
 WRITTEN: Final = "another run has written the record; nothing of this one stays"
 
 
@@ -45,6 +53,7 @@ class SentStore(Store):
         self._read = self._sql(sql.READ)
         self._insert_claim = self._sql(sql.INSERT_CLAIM)
         self._insert_ended = self._sql(sql.INSERT_ENDED)
+        self._insert_identity = self._sql(sql.INSERT_IDENTITY)
         self._take_over = self._sql(sql.TAKE_OVER)
         self._replace = self._sql(sql.REPLACE)
         self._write_over = self._sql(sql.WRITE_OVER)
@@ -52,9 +61,11 @@ class SentStore(Store):
         self._complete = self._sql(sql.COMPLETE)
         self._settle = self._sql(sql.SETTLE)
         self._give_up = self._sql(sql.GIVE_UP)
+        self._seize = self._sql(sql.SEIZE)
         self._reach = self._sql(sql.REACH)
         self._lock = self._sql(sql.LOCK)
         self._held = self._sql(sql.HELD)
+        self._pin = self._sql(sql.PIN)
 
     def _sql(self, template: str) -> Sql:
         return Sql.signed(template, self.SIGN, self._words)
@@ -72,13 +83,13 @@ class SentStore(Store):
 
     # What differs between the databases.
 
-    @abstractmethod
     def lost_race(self, error: BaseException) -> bool:
-        """Whether the local transaction has only lost a race, so that running it again may do."""
+        """Whether a local transaction of the store's own has only lost a race, so that running it again may do."""
+        return self.errors.is_race(error)
 
-    @abstractmethod
     def changed_under(self, error: BaseException) -> bool:
-        """Whether a row was changed since the local transaction's snapshot, which bars writing it."""
+        """Whether the record was changed since the local transaction's snapshot, which bars writing it."""
+        return self.errors.is_change(error)
 
     def _begin(self) -> Script[None]:
         """Begin a local transaction of the store's own, which is going to write."""
@@ -97,6 +108,20 @@ class SentStore(Store):
         """One local transaction of `renew`."""
 
     # The scripts.
+
+    def identity(self) -> Script[bytes]:
+        """See Store."""
+        return (yield from self._again(self._identity))
+
+    def _identity(self) -> Script[bytes]:
+        while True:
+            there = yield from self._found(IDENTITY_KEY)
+            yield Rollback()
+            if there is not None:
+                return there.fingerprint.digest
+            yield from self._begin()
+            values = {"key_hash": IDENTITY_KEY, "digest": secrets.token_bytes(KEY_HASH_BYTES)}
+            yield Commit() if (yield from self._insert(self._insert_identity, values)) else Rollback()
 
     def claim(self, claim: Claim) -> Script[Held | Record]:
         """See Store. Read first: a repeat is as likely as not, and writes nothing then."""
@@ -145,6 +170,14 @@ class SentStore(Store):
         """See Store."""
         return (yield from self._again(lambda: self._renewed(held))) if held else frozenset()
 
+    def _pin_it(self, held: Held, again: bool) -> Script[None]:
+        """See Store.pin, where it has to be."""
+        yield from (self._again(lambda: self._pin_once(held)) if again else self._pin_once(held))
+
+    def _pin_once(self, held: Held) -> Script[None]:
+        yield Ask(known_to_sqlalchemy)
+        yield Send(self._pin.text, self._pin.values(sql.this(held)))
+
     def settle(self, held: Held, outcome: Outcome) -> Script[bool]:
         """See Store."""
         check_outcome(outcome, State.PROCESSING)
@@ -160,14 +193,19 @@ class SentStore(Store):
 
     def give_up(self, met: Record, reason: str) -> Script[bool]:
         """See Store."""
-        return (yield from self._again(lambda: self._given_up(met, reason)))
+        unknown = Outcome(State.UNKNOWN, None, None, reason)
+        return (yield from self._again(lambda: self._ended_for_it(self._give_up, met, unknown)))
 
-    def _given_up(self, met: Record, reason: str) -> Script[bool]:
-        unknown = sql.ended(Outcome(State.UNKNOWN, None, None, reason))
+    def seize(self, met: Record, outcome: Outcome) -> Script[bool]:
+        """See Store."""
+        check_outcome(outcome, State.PROCESSING)
+        return (yield from self._again(lambda: self._ended_for_it(self._seize, met, outcome)))
+
+    def _ended_for_it(self, update: Sql, met: Record, outcome: Outcome) -> Script[bool]:
         yield from self._begin()
         hit = met.state is State.PROCESSING and (yield from self._is_free(met))
         if hit:
-            hit, _ = yield from self._end(self._give_up, unknown | sql.this(met))
+            hit, _ = yield from self._end(update, sql.ended(outcome) | sql.this(met))
         yield Commit() if hit else Rollback()
         return hit
 
@@ -198,11 +236,14 @@ class SentStore(Store):
             yield Commit()
         return awaited
 
-    def reach(self, held: Held, point: str, phase_data: bytes, *, commit: bool = False) -> Script[None]:
+    def reach(
+        self, held: Held, point: str, phase_data: bytes, *, lease_ms: int = 0, commit: bool = False
+    ) -> Script[None]:
         """See Store."""
         check_point(point)
+        values = {"point": point, "phase_data": phase_data, "lease_ms": lease_ms, **sql.this(held)}
         try:
-            hit = yield from self._hits(self._reach, {"point": point, "phase_data": phase_data, **sql.this(held)})
+            hit = yield from self._hits(self._reach, values)
         except Exception as error:
             raise self._told(error) from error
         if not hit:
@@ -211,7 +252,7 @@ class SentStore(Store):
             yield Commit()
 
     def _told(self, error: Exception) -> Exception:
-        return LeaseLost(TAKEN_OVER) if self.changed_under(error) else error
+        return LeaseLost(BARRED) if self.changed_under(error) else error
 
     def write(self, claim: Claim, met: Record | None, outcome: Outcome, *, commit: bool = False) -> Script[None]:
         """See Store."""

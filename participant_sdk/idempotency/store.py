@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from participant_sdk.databases.database import Script
+from participant_sdk.databases.driver_errors import DriverErrors
 from participant_sdk.idempotency.record import Answer, Fingerprint, Record, State
 from participant_sdk.steps import Rollback
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from participant_sdk.idempotency.tables import IdempotencyTables
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Claim:
     """A run that wants to begin, as it is to be stored."""
 
@@ -49,7 +50,7 @@ class Held:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """How a run has ended, as it is to be stored. `ttl_ms` counts from now; None for UNKNOWN."""
 
@@ -59,7 +60,7 @@ class Outcome:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Met:
     """What an atomic run has met. `free`: nobody else runs this key, nor can until the local transaction ends."""
 
@@ -71,22 +72,31 @@ class Store(ABC):
     """A database with the table of records in it.
 
     `channel`: where PostgreSQL tells of the end of a run that somebody waits for; its payload is the key's hash in
-    hexadecimal. None where a database cannot tell: whoever waits looks again from time to time.
+    hexadecimal. None where a database cannot tell: whoever waits looks again from time to time. `errors`: what the
+    database's drivers' errors mean.
     """
 
     channel: str | None = None
     one_writer: ClassVar[bool] = False
+    errors: ClassVar[DriverErrors]
 
     def __init__(self, tables: IdempotencyTables) -> None:
         self.tables = tables
 
-    @abstractmethod
     def is_transient(self, error: BaseException) -> bool:
         """Whether the driver's `error` only means that a local transaction lost a race, or its connection."""
+        return self.errors.is_transient(error)
 
     def leave(self) -> Script[None]:
         """End a local transaction that `meet` has begun and that changes nothing."""
         yield Rollback()
+
+    @abstractmethod
+    def identity(self) -> Script[bytes]:
+        """32 random bytes that stay the same for as long as the table does; made when they are first asked for.
+
+        They stand in a row of the table that belongs to no operation, and never expires.
+        """
 
     # Leased and phased: each of these is a local transaction of its own, with its COMMIT.
 
@@ -121,6 +131,14 @@ class Store(ABC):
         """UNKNOWN, if fence and state are still those of `met` and its lease has ended; whether they were."""
 
     @abstractmethod
+    def seize(self, met: Record, outcome: Outcome) -> Script[bool]:
+        """End a run that may be live, if it is still as it was met; whether it was.
+
+        Its fence is not the record's any more: whatever it still does in its local transaction rolls back. Does not
+        wait for a completion that is under way.
+        """
+
+    @abstractmethod
     def read(self, key_hash: bytes) -> Script[Record | None]:
         """The record, in one statement; leaves no local transaction open."""
 
@@ -138,8 +156,21 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def reach(self, held: Held, point: str, phase_data: bytes, *, commit: bool = False) -> Script[None]:
-        """Store a recovery point together with a phase's work. Raises LeaseLost as `complete`."""
+    def reach(
+        self, held: Held, point: str, phase_data: bytes, *, lease_ms: int = 0, commit: bool = False
+    ) -> Script[None]:
+        """Store a recovery point together with a phase's work. Raises LeaseLost as `complete`.
+
+        From then on the lease lasts for `lease_ms` more, if it would end sooner.
+        """
+
+    def pin(self, held: Held, *, again: bool) -> Script[None]:
+        """Where a local transaction sees one snapshot, first of all: bar what would bar its completion.
+
+        That is each renewal of the lease, which would change the record under it. So the record is locked, and a lease
+        that ends meanwhile is nobody's to take. `again`: nothing has happened in it, so that it may begin again.
+        """
+        yield from ()
 
     @abstractmethod
     def meet(self, key_hash: bytes, wait_ms: int) -> Script[Met]:

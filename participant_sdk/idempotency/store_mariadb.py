@@ -8,7 +8,7 @@ What differs from PostgreSQL:
   wait for one statement, a second run of the key waits for the first, up to innodb_lock_wait_timeout.
 * A new fence is read back with the row still locked: there is no UPDATE ... RETURNING.
 * From MariaDB 11.6 on, REPEATABLE READ (the default) bars what was changed since the first read (error 1020), as
-  PostgreSQL's does: a lease that is renewed between the work's first read and its completion then costs the run.
+  PostgreSQL's does. `innodb_snapshot_isolation` says so, and the work's local transaction locks the record first then.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-from sqlalchemy import Dialect
+from sqlalchemy import Connection, Dialect
 
-from participant_sdk.databases import mariadb
 from participant_sdk.databases.database import Script
+from participant_sdk.databases.driver_errors import LOCK_TIMEOUT, MARIADB
 from participant_sdk.databases.mariadb import DUPLICATE, MariaDb, number_of
 from participant_sdk.idempotency import sql
 from participant_sdk.idempotency.record import Record
@@ -28,12 +28,11 @@ from participant_sdk.idempotency.statements import SentStore
 from participant_sdk.idempotency.store import Claim, Held, Met, Outcome
 from participant_sdk.idempotency.stored import record_of
 from participant_sdk.idempotency.tables import IdempotencyTables
-from participant_sdk.steps import Commit, Rollback, Send
+from participant_sdk.steps import Commit, Look, Rollback, Send
 
-_CHANGED_UNDER: Final = 1020
-_NOT_NOW: Final = frozenset({1205, 3572})
+_BARS: Final = "tricord.bars"
+_NOT_NOW: Final = frozenset({LOCK_TIMEOUT, 3572})
 """The row is locked, and nobody wanted to wait. The local transaction goes on."""
-_LOST_RACES: Final = frozenset({1020, 1205, 1213})
 
 _PATIENCE_0: Final = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */ "
 _PATIENCE_1: Final = "/*M! SET STATEMENT innodb_lock_wait_timeout = 1 FOR */ "
@@ -49,6 +48,7 @@ _STAND_IN: Final = (
 class MariaDbStore(SentStore):
     """See the module. Works under READ COMMITTED and under the default REPEATABLE READ."""
 
+    errors = MARIADB
     NOW_MS: ClassVar[str] = MariaDb.NOW_MS
     NOW_US: ClassVar[str] = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
     SIGN: ClassVar[str] = MariaDb.SIGN
@@ -61,17 +61,9 @@ class MariaDbStore(SentStore):
         self._stand_in = self._sql(_PATIENCE_0 + _STAND_IN)
         self._read_locked = self._sql(f"{sql.READ} FOR UPDATE")
 
-    def is_transient(self, error: BaseException) -> bool:
-        """See Store."""
-        return mariadb.is_transient(error)
-
     def lost_race(self, error: BaseException) -> bool:
-        """See SentStore."""
-        return number_of(error) in _LOST_RACES
-
-    def changed_under(self, error: BaseException) -> bool:
-        """See SentStore."""
-        return number_of(error) == _CHANGED_UNDER
+        """See SentStore. Its statements are too impatient for a time-out to mean more."""
+        return super().lost_race(error) or number_of(error) == LOCK_TIMEOUT
 
     def _insert(self, insert: Sql, values: Values) -> Script[bool]:
         try:
@@ -103,6 +95,16 @@ class MariaDbStore(SentStore):
         yield Commit()
         return frozenset(still | free)
 
+    def pin(self, held: Held, *, again: bool) -> Script[None]:
+        """See Store."""
+        bars = yield Look(_is_known_to_bar)
+        if bars is None:
+            rows = (yield Send("SHOW VARIABLES LIKE 'innodb_snapshot_isolation'")).rows
+            bars = bool(rows) and rows[0][1] == "ON"
+            yield Look(lambda connection: connection.info.update({_BARS: bars}))
+        if bars:
+            yield from self._pin_it(held, again)
+
     def meet(self, key_hash: bytes, wait_ms: int) -> Script[Met]:
         """See Store."""
         yield from self._begin()
@@ -124,6 +126,13 @@ class MariaDbStore(SentStore):
             if there is not None and _not_a_stand_in(there) is None:
                 met = there
         return (yield from super()._written(claim, met, outcome))
+
+
+def _is_known_to_bar(connection: Connection) -> bool | None:
+    """Whether its local transactions are barred from what was changed since their snapshot; None: not asked yet."""
+    default = getattr(connection.dialect, "_on_connect_isolation_level", None)
+    level = connection.get_execution_options().get("isolation_level", default)
+    return False if level == "READ COMMITTED" else connection.info.get(_BARS)
 
 
 def _not_a_stand_in(record: Record | None) -> Record | None:

@@ -6,9 +6,9 @@ what happens in a local transaction of the user's, is sent one statement at a ti
 
 A key is barred by an advisory lock, which ends with its local transaction. Claims and the like are READ COMMITTED
 whatever the engine is. Under REPEATABLE READ and SERIALIZABLE a local transaction may not write a row that was changed
-since its first statement: a lease that is renewed meanwhile costs the run its completion (LeaseLost), so that the
-work should take less time than a third of the lease; and a second run that got the lock at the moment of the first
-one's COMMIT learns from its own write that it came too late (LeaseLost).
+since its first statement: the work's begins by locking the record, so that no lease is renewed under it (`pin`); and a
+second run that got the lock at the moment of the first one's COMMIT learns from its own write that it came too late
+(LeaseLost).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import psycopg
+from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Dialect
-from sqlalchemy import exc as sqlalchemy_errors
 
-from participant_sdk.databases import postgresql
 from participant_sdk.databases.database import Script
+from participant_sdk.databases.driver_errors import POSTGRESQL, unwrapped
 from participant_sdk.databases.postgresql_script import NotPrepared, PgScript, Prepared
 from participant_sdk.databases.postgresql_statements import Statements, as_it_is, begun
 from participant_sdk.idempotency import sql, sql_postgresql
@@ -31,7 +31,7 @@ from participant_sdk.idempotency.errors import LeaseLost
 from participant_sdk.idempotency.machine import has_expired
 from participant_sdk.idempotency.record import Record, State
 from participant_sdk.idempotency.sql import Sql, Values
-from participant_sdk.idempotency.statements import TAKEN_OVER, WRITTEN, SentStore
+from participant_sdk.idempotency.statements import BARRED, TAKEN_OVER, WRITTEN, SentStore
 from participant_sdk.idempotency.store import Claim, Held, Met, Outcome
 from participant_sdk.idempotency.stored import COLUMNS_IN_HEX, check, check_outcome, lock_number, record_of_texts
 from participant_sdk.idempotency.tables import IdempotencyTables
@@ -40,11 +40,12 @@ from participant_sdk.steps import Commit, Look, Send
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
-_LOST_RACES: Final = frozenset({"40001", "40P01"})
 _UNIQUE: Final = "23505"
 _CHANNEL_BYTES_MAX: Final = 63
 _READ_COMMITTED: Final = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED;"
+_LEVEL: Final = "tricord.level"
+_SNAPSHOTS: Final = (IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE, b"repeatable read", b"serializable")
 _SAVEPOINT: Final = "SAVEPOINT tricord_end;"
 _ROLLBACK_TO: Final = "ROLLBACK TO SAVEPOINT tricord_end;"
 
@@ -52,6 +53,7 @@ _ROLLBACK_TO: Final = "ROLLBACK TO SAVEPOINT tricord_end;"
 class PostgreSQLStore(SentStore):
     """See the module."""
 
+    errors = POSTGRESQL
     NOW_MS: ClassVar[str] = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
     NOW_US: ClassVar[str] = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
     SIGN: ClassVar[str] = "%s"
@@ -60,14 +62,20 @@ class PostgreSQLStore(SentStore):
     def __init__(self, dialect: Dialect, tables: IdempotencyTables) -> None:
         super().__init__(dialect, tables)
         self.channel = _channel(tables.records_name)
-        ends = (self._complete, sql.COMPLETE), (self._settle, sql.SETTLE), (self._give_up, sql.GIVE_UP)
+        ends = (
+            (self._complete, sql.COMPLETE),
+            (self._settle, sql.SETTLE),
+            (self._give_up, sql.GIVE_UP),
+            (self._seize, sql.SEIZE),
+        )
         self._telling = {end: self._sql(sql_postgresql.TELL.format(update)) for end, update in ends}
         self._renew = self._sql(sql_postgresql.RENEW)
         self._owner = ("idempotency", self.table)
         words = {**self._words, "table": as_it_is(self.table), "columns": COLUMNS_IN_HEX.format(now_ms=self.NOW_MS)}
         self._prepared = {key: Sql.numbered(template, words) for key, template in sql_postgresql.PREPARED.items()}
         self._writers = {
-            key: [(name, sql_postgresql.AS_SQL[name]) for name in each.names] for key, each in self._prepared.items()
+            key: [(name, sql_postgresql.AS_ARGUMENT[name]) for name in each.names]
+            for key, each in self._prepared.items()
         }
         self._statements = Statements(
             {key: each.text for key, each in self._prepared.items()},
@@ -76,16 +84,16 @@ class PostgreSQLStore(SentStore):
 
     def is_transient(self, error: BaseException) -> bool:
         """See Store."""
-        return isinstance(error, NotPrepared) or postgresql.is_transient(error)
+        return isinstance(error, NotPrepared) or super().is_transient(error)
 
     def lost_race(self, error: BaseException) -> bool:
         """See SentStore."""
-        return isinstance(error, NotPrepared) or _driver_error(error).sqlstate in _LOST_RACES
+        return isinstance(error, NotPrepared) or super().lost_race(error)
 
     def changed_under(self, error: BaseException) -> bool:
         """See SentStore. Not meant are the failures of SERIALIZABLE's own making, which say nothing of the row."""
-        driver_error = _driver_error(error)
-        return driver_error.sqlstate == "40001" and driver_error.diag.source_file != "predicate.c"
+        driver_error: Any = unwrapped(error)
+        return super().changed_under(error) and driver_error.diag.source_file != "predicate.c"
 
     # What every request does.
 
@@ -160,11 +168,11 @@ class PostgreSQLStore(SentStore):
             raise LeaseLost(lost) from error
         except psycopg.Error as error:
             if self.changed_under(error):
-                raise LeaseLost(lost) from error
+                raise LeaseLost(BARRED) from error
             raise
 
     def _with(self, key: str, values: Values) -> Prepared:
-        return self._statements.with_(key, [as_sql_(values[name]) for name, as_sql_ in self._writers[key]])
+        return self._statements.with_(key, [written(values[name]) for name, written in self._writers[key]])
 
     def _whom(self, key_hash: bytes) -> dict[str, Any]:
         return {"channel": self.channel, "key_in_hex": key_hash.hex()}
@@ -173,6 +181,15 @@ class PostgreSQLStore(SentStore):
         yield from self._statements.prepare(self._owner)
 
     # What only some do.
+
+    def pin(self, held: Held, *, again: bool) -> Script[None]:
+        """See Store."""
+        level = yield Look(_known_level)
+        if level is None:
+            level = (yield PgScript("SHOW transaction_isolation"))[0].get_value(0, 0)
+            yield Look(lambda connection: connection.info.update({_LEVEL: level}))
+        if level in _SNAPSHOTS:
+            yield from self._pin_it(held, again)
 
     def _begin(self) -> Script[None]:
         yield from super()._begin()
@@ -227,12 +244,12 @@ def _record(key_hash: bytes, found: PGresult) -> Record | None:
     return record_of_texts(key_hash, _row(found)) if found.ntuples else None
 
 
+def _known_level(connection: Connection) -> Any:
+    """What the engine says, or what the server has said: the isolation level of its local transactions."""
+    raw: Any = connection.connection.driver_connection
+    return connection.info.get(_LEVEL) if raw.isolation_level is None else raw.isolation_level
+
+
 def _in_transaction(connection: Connection) -> bool:
     raw: Any = connection.connection.driver_connection
     return bool(raw.pgconn.transaction_status != TransactionStatus.IDLE)
-
-
-def _driver_error(error: BaseException) -> psycopg.Error:
-    if isinstance(error, sqlalchemy_errors.DBAPIError):
-        error = error.orig or error
-    return error if isinstance(error, psycopg.Error) else psycopg.Error()

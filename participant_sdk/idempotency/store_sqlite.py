@@ -8,43 +8,31 @@ says: a leased run's work should be short. Nobody is told of a run's end; whoeve
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import ClassVar
 
-from sqlalchemy import exc as sqlalchemy_errors
-
-from participant_sdk.databases import sqlite
 from participant_sdk.databases.database import Script
+from participant_sdk.databases.driver_errors import SQLITE
 from participant_sdk.databases.sqlite import Sqlite, in_transaction
 from participant_sdk.idempotency.sql import Sql, Values
 from participant_sdk.idempotency.statements import SentStore
 from participant_sdk.idempotency.store import Held, Met
 from participant_sdk.steps import Ask, Commit, Send
 
-_SNAPSHOT_IS_OLD: Final = 517  # SQLITE_BUSY_SNAPSHOT
-
 
 class SqliteStore(SentStore):
     """See the module."""
 
+    errors = SQLITE
     one_writer: ClassVar[bool] = True
     NOW_MS: ClassVar[str] = Sqlite.NOW_MS
     NOW_US: ClassVar[str] = f"{Sqlite.NOW_MS} * 1000"
     SIGN: ClassVar[str] = Sqlite.SIGN
     GREATEST: ClassVar[str] = "MAX"
 
-    def is_transient(self, error: BaseException) -> bool:
-        """See Store."""
-        return sqlite.is_transient(error)
-
     def lost_race(self, error: BaseException) -> bool:
-        """See SentStore. It has waited for the lock, if it is not free."""
-        return _code_of(error) == _SNAPSHOT_IS_OLD
-
-    def changed_under(self, error: BaseException) -> bool:
-        """See SentStore."""
-        return _code_of(error) == _SNAPSHOT_IS_OLD
+        """See SentStore. Where the lock is not free it has waited for that, as long as the user said."""
+        return self.changed_under(error)
 
     def _begin(self) -> Script[None]:
         """A local transaction that reads first cannot wait for the lock later."""
@@ -84,9 +72,3 @@ class SqliteStore(SentStore):
         finally:
             yield Send(f"PRAGMA busy_timeout = {before}")
         return Met(free, (yield from self._found(key_hash)))
-
-
-def _code_of(error: BaseException) -> int:
-    if isinstance(error, sqlalchemy_errors.DBAPIError):
-        error = error.orig or error
-    return getattr(error, "sqlite_errorcode", 0) if isinstance(error, sqlite3.Error) else 0

@@ -5,13 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from participant_sdk.idempotency.errors import ScopeMissing
+from participant_sdk.idempotency.errors import NotComparable, ScopeMissing
 from participant_sdk.idempotency.machine import TRANSITIONS
 from participant_sdk.idempotency.operation import NAME_BYTES_MAX, TENANT_BYTES_MAX
 from participant_sdk.idempotency.record import KEY_HASH_BYTES, Answer, Codec, Fingerprint, Record, State
 from participant_sdk.idempotency.store import Claim, Outcome
+
+N = TypeVar("N", State, Codec)
 
 _COLUMNS: Final = (
     "tenant, operation, key_hint, state, fingerprint_version, {}, fence, attempt, {{now_ms}} - created_ms, "
@@ -23,8 +25,8 @@ COLUMNS: Final = _COLUMNS.format(*_BYTES)
 COLUMNS_IN_HEX: Final = _COLUMNS.format(*(f"encode({column}, 'hex')" for column in _BYTES))
 """The same for `record_of_texts`."""
 COLUMNS_COUNT: Final = 18
-_STATES: Final = {b"%d" % state: state for state in State}
-_CODECS: Final = {b"%d" % codec: codec for codec in Codec}
+_STATES: Final[dict[bytes | None, State]] = {b"%d" % state: state for state in State}
+_CODECS: Final[dict[bytes | None, Codec]] = {b"%d" % codec: codec for codec in Codec}
 OWNER_CHARS_MAX: Final = 100
 POINT_CHARS_MAX: Final = 100
 HINT_CHARS_MAX: Final = 16
@@ -33,18 +35,18 @@ _LENGTHS: Final = struct.Struct(">II")
 
 
 def record_of(key_hash: bytes, values: Sequence[Any]) -> Record:
-    """The record that was read."""
+    """The record that was read. Raises NotComparable for one that only a newer program can read."""
     tenant, operation, hint, state, version, digest, fence, attempt, age, lease, expires, *rest = values
     point, phase_data, codec, status, headers, body, reason = rest
     answer = None
     if codec is not None:
-        answer = Answer(Codec(int(codec)), int(status or 0), headers_of(bytes(headers or b"")), bytes(body or b""))
+        answer = Answer(known(Codec, codec), int(status or 0), headers_of(bytes(headers or b"")), bytes(body or b""))
     return Record(
         key_hash=key_hash,
         tenant=tenant,
         operation=operation,
         key_hint=hint,
-        state=State(int(state)),
+        state=known(State, state),
         fingerprint=Fingerprint(int(version), bytes(digest)),
         fence=int(fence),
         attempt=int(attempt),
@@ -58,26 +60,39 @@ def record_of(key_hash: bytes, values: Sequence[Any]) -> Record:
     )
 
 
+def known(kind: type[N], number: Any) -> N:
+    """The State or Codec that is stored as a number. Raises NotComparable for one that a newer program has written."""
+    try:
+        return kind(int(number))
+    except ValueError:
+        raise NotComparable(
+            f"the record of this key was written by a newer program: its {kind.__name__.lower()} {int(number)} is not "
+            "known here"
+        ) from None
+
+
 def lock_number(key_hash: bytes) -> int:
     """The advisory lock that PostgreSQL holds for an atomic run of the key."""
     return int.from_bytes(key_hash[:8], "big", signed=True)
 
 
 def record_of_texts(key_hash: bytes, texts: Sequence[bytes | None]) -> Record:
-    """The record whose columns were read in hexadecimal, as PostgreSQL's text."""
+    """As `record_of`, of columns that were read in hexadecimal, as PostgreSQL's text."""
     tenant, operation, hint, state, version, digest, fence, attempt, age, lease, expires, *rest = texts
     point, phase_data, codec, status, headers, body, reason = rest
     answer = None
     if codec is not None:
         stored_headers = headers_of(bytes.fromhex(headers.decode())) if headers else ()
         stored_body = bytes.fromhex(body.decode()) if body else b""
-        answer = Answer(_CODECS[codec], int(status or 0), stored_headers, stored_body)
+        answer = Answer(
+            _CODECS[codec] if codec in _CODECS else known(Codec, codec), int(status or 0), stored_headers, stored_body
+        )
     return Record(
         key_hash,
         (tenant or b"").decode(),
         (operation or b"").decode(),
         (hint or b"").decode(),
-        _STATES[state or b""],
+        _STATES[state] if state in _STATES else known(State, state),
         Fingerprint(int(version or 0), bytes.fromhex((digest or b"").decode())),
         int(fence or 0),
         int(attempt or 0),
@@ -118,7 +133,7 @@ def ended_values(outcome: Outcome) -> tuple[Any, ...]:
 
 def clean(text: str, chars_max: int) -> str:
     """Text for people, as every database can store it."""
-    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")[:chars_max]
+    return text and text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")[:chars_max]
 
 
 def check(claim: Claim) -> None:

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from participant_sdk.background import Moves, TaskMover, ThreadMover
+from participant_sdk.idempotency.stores import store_of
 from participant_sdk.idempotency.sweeping import DEFAULT_SWEEP, Sweep, SweepReport, SweepState, rounds, sweeping, tell
 from participant_sdk.idempotency.sweeping_sql import SweepingSql
 from participant_sdk.idempotency.tables import DEFAULT, IdempotencyTables
@@ -31,7 +32,7 @@ class _Sweeping:
     def __init__(self, engine: Engine | AsyncEngine, tables: IdempotencyTables, settings: Sweep) -> None:
         self.settings = settings
         self.state = SweepState()
-        self._sql = SweepingSql(words_of(engine.dialect, tables))
+        self._sql = SweepingSql(words_of(engine.dialect, tables), store_of(engine.dialect, tables))
 
     def _take(self, report: SweepReport) -> None:
         self.state = self.state.after(report)

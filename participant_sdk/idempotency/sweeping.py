@@ -1,7 +1,8 @@
 """Deleting the records that have expired: settings, reports, and a round of it as moves.
 
-A round walks through the whole table once. Any number of processes may do so at the same time: each deletes what the
-others have left. What is PROCESSING or UNKNOWN is counted and stays.
+A round walks through the whole table once. In the background one process at a time does so: it has the turn, which is a
+lease of its own and ends by itself. Any number may do so all the same, such as by call: each deletes what the others
+have left. What is PROCESSING or UNKNOWN is counted and stays.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import logging
 import math
 import random
+import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -34,6 +37,8 @@ LITTLE: Final = 100
 """One record in so many."""
 IDLE_MAX: Final = 4
 PAUSE_S: Final = 0.1
+TURN_S: Final = 60.0
+"""How long the turn lasts, at the least, if it is not renewed; that is done after a third of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +71,8 @@ class Sweep:
     """How records that have expired are deleted. Raises ConfigurationError for settings that cannot work."""
 
     every_s: float = 300.0
-    """From the end of one round to the beginning of the next, about, in seconds; up to 16 times that while rounds look
-    at much and find little, as they do where many processes sweep one table."""
+    """From the end of one round to the beginning of the next, about, in seconds, whichever process it is that sweeps a
+    table in the background; up to 16 times that while rounds look at much and find little."""
     page: int = 500
     """Records that one statement looks at."""
     batch: int = 100
@@ -75,7 +80,7 @@ class Sweep:
     rows_per_s: float = 5_000.0
     """Records looked at in a second, at most; at least half of the time it rests anyway."""
     on_report: Callable[[SweepReport], None] | None = None
-    """Called after each round, where it runs; for counters of your own."""
+    """Called after each round, in the process that it ran in; for counters of your own."""
 
     def __post_init__(self) -> None:
         limits: tuple[tuple[str, float, float, float], ...] = (
@@ -108,8 +113,13 @@ class SweepState:
         return SweepState(self.rounds + 1, self.deleted + report.deleted, failed, report)
 
 
-def sweeping(sql: SweepingSql, settings: Sweep, *, rests: bool = True) -> Moves[SweepReport]:
-    """One round. `rests`: at the pace of the settings, else as fast as it goes. Never raises for what fails in it."""
+def sweeping(
+    sql: SweepingSql, settings: Sweep, *, rests: bool = True, turn: SweepTurn | None = None
+) -> Moves[SweepReport]:
+    """One round. `rests`: at the pace of the settings, else as fast as it goes. Never raises for what fails in it.
+
+    `turn`: which it has, and which is renewed; the round ends where another one has got it.
+    """
     report, began_at = SweepReport(), time.monotonic()
     try:
         after: bytes | None = FIRST
@@ -126,6 +136,8 @@ def sweeping(sql: SweepingSql, settings: Sweep, *, rests: bool = True) -> Moves[
             if rests and after is not None:
                 worked = time.monotonic() - page_at
                 yield Rest(max(worked, page.rows / settings.rows_per_s - worked))
+            if turn is not None and after is not None and not (yield from turn.kept()):
+                break
     except Exception as error:
         report = replace(report, error=told(error))
     return replace(report, seconds=time.monotonic() - began_at)
@@ -134,13 +146,53 @@ def sweeping(sql: SweepingSql, settings: Sweep, *, rests: bool = True) -> Moves[
 def rounds(sql: SweepingSql, settings: Sweep, take: Callable[[SweepReport], None]) -> Moves[None]:
     """Rounds for ever. The first comes soon, at a time of its own: many processes may have started at once."""
     yield Rest(random.uniform(0.1, 1.0) * min(settings.every_s, FIRST_S_MAX))
-    pace, error_before = Pace(settings), ""
+    pace, error_before, turn = Pace(settings), "", SweepTurn(sql, settings)
     while True:
-        report = yield from sweeping(sql, settings)
-        take(report)
-        tell(report, settings, error_before)
-        error_before = report.error
-        yield Rest(random.uniform(0.9, 1.1) * pace.after(report))
+        pause_s = settings.every_s
+        try:
+            mine = yield from turn.taken()
+            report = (yield from sweeping(sql, settings, turn=turn)) if mine else None
+        except Exception as error:
+            report = SweepReport(error=told(error))
+        if report is not None:
+            take(report)
+            tell(report, settings, error_before)
+            error_before, pause_s = report.error, pace.after(report)
+            yield from turn.passed_on(pause_s)
+        yield Rest(random.uniform(0.9, 1.1) * pause_s)
+
+
+class SweepTurn:
+    """Whose turn it is to sweep: for one process at a time, and after each round for none for a while."""
+
+    def __init__(self, sql: SweepingSql, settings: Sweep) -> None:
+        self._sql = sql
+        self._name = secrets.token_hex(8)
+        # Not shorter than some pages take at that pace.
+        self._turn_s = max(TURN_S, 3 * settings.page / settings.rows_per_s)
+        self._renew_at = 0.0
+
+    def taken(self) -> Moves[bool]:
+        """Whether it is this process's now. Raises what the database does."""
+        mine: bool = yield from _again(lambda: self._sql.take_turn(self._name, self._ms(self._turn_s)), writes=True)
+        self._renew_at = time.monotonic() + self._turn_s / 3
+        return mine
+
+    def kept(self) -> Moves[bool]:
+        """Renew it when that is due; whether it is still this process's. Raises what the database does."""
+        if time.monotonic() < self._renew_at:
+            return True
+        self._renew_at = time.monotonic() + self._turn_s / 3
+        return (yield from _again(lambda: self._sql.keep_turn(self._name, self._ms(self._turn_s)), writes=True))
+
+    def passed_on(self, pause_s: float) -> Moves[None]:
+        """It is nobody's for a little less than the pause. Never raises: then it ends by itself."""
+        with suppress(Exception):
+            yield from _again(lambda: self._sql.keep_turn(self._name, self._ms(0.8 * pause_s)), writes=True)
+
+    @staticmethod
+    def _ms(seconds: float) -> int:
+        return int(seconds * 1000)
 
 
 class Pace:

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from participant_sdk.databases.database import Script
 from participant_sdk.idempotency.deleting import delete, expired
 from participant_sdk.idempotency.record import State
+from participant_sdk.idempotency.statements import IDENTITY_KEY
+from participant_sdk.idempotency.store import Store
 from participant_sdk.idempotency.words import Words
-from participant_sdk.steps import Rollback, Send
+from participant_sdk.steps import Commit, Rollback, Send
 
 FIRST: Final = b""
 """Sorts before every key hash."""
@@ -40,8 +42,9 @@ class SweptPage:
 class SweepingSql:
     """The scripts of the sweeper; each has its own connection."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: Words, store: Store) -> None:
         self._words = words
+        self._store = store
         now_ms = words.now_ms
         self._expired = expired(words)
         self._page = (
@@ -68,6 +71,31 @@ class SweepingSql:
             unknown=len(unknown),
             oldest_unknown_ms=max(unknown, default=0),
         )
+
+    def take_turn(self, name: str, ms: int) -> Script[bool]:
+        """Have the turn for so long, if nobody has it; whether that is so."""
+        words = self._words
+        free = f"key_hash = {words.sign} AND COALESCE(lease_until_ms, 0) <= {words.now_ms}"
+        yield from self._store.identity()  # its row is there from then on
+        is_free = (yield Send(f"SELECT 1 FROM {words.table} WHERE {free}", (IDENTITY_KEY,))).rows
+        yield Rollback()
+        if not is_free:  # who has to wait writes nothing
+            return False
+        return (yield from self._turn(name, ms, free, (IDENTITY_KEY,)))
+
+    def keep_turn(self, name: str, ms: int) -> Script[bool]:
+        """Have it for so long from now on, if it is still that one's; whether it is."""
+        mine = f"key_hash = {self._words.sign} AND owner = {self._words.sign}"
+        return (yield from self._turn(name, ms, mine, (IDENTITY_KEY, name)))
+
+    def _turn(self, name: str, ms: int, where: str, values: tuple[Any, ...]) -> Script[bool]:
+        words = self._words
+        sql = (
+            f"UPDATE {words.table} SET owner = {words.sign}, lease_until_ms = {words.now_ms} + {int(ms)} WHERE {where}"
+        )
+        hit = (yield Send(sql, (name, *values))).hit
+        yield Commit()
+        return bool(hit)
 
     def delete(self, keys: Sequence[bytes]) -> Script[int]:
         """Delete those of these records that have expired and that nobody has locked; how many it has deleted."""

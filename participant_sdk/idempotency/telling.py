@@ -78,7 +78,7 @@ def fail(message: str, code: int = ERROR) -> NoReturn:
 def errors_as_exits() -> Iterator[None]:
     """End with the exit code of what went wrong, and its text on one line."""
     from participant_sdk.errors import ConfigurationError, InvalidRequest
-    from participant_sdk.idempotency.errors import StoreUnavailable
+    from participant_sdk.idempotency.errors import NotComparable, StoreUnavailable
     from participant_sdk.idempotency.inspecting import NoSuchRecord, RecordInUse
 
     codes: dict[type[Exception], int] = {
@@ -87,6 +87,7 @@ def errors_as_exits() -> Iterator[None]:
         NoSuchRecord: NOT_FOUND,
         RecordInUse: CONFLICT,
         StoreUnavailable: UNAVAILABLE,
+        NotComparable: UNAVAILABLE,  # ask with the newer program
     }
     try:
         yield

@@ -85,7 +85,9 @@ class ShopTown(Processes):
                     labels=rows("SELECT order_id, id FROM label"),
                     charges=self._made_charges(),
                     tea_left=rows("SELECT available FROM item WHERE sku = 'tea'")[0][0],
-                    records=dict(rows("SELECT state, count(*) FROM tricord_idempotency GROUP BY state")),
+                    records=dict(
+                        rows("SELECT state, count(*) FROM tricord_idempotency WHERE operation <> '' GROUP BY state")
+                    ),
                 )
         finally:
             engine.dispose()

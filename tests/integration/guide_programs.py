@@ -24,7 +24,14 @@ from tests.contract.participant.world import CANCEL, CONFIRM, TRY
 from tricord.v1 import participant_pb2, participant_pb2_grpc, types_pb2
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PAGES: Final = ("participants.md", "patterns.md", "hot-rows.md", "initiators.md", "idempotency.md")
+PAGES: Final = (
+    "participants.md",
+    "patterns.md",
+    "hot-rows.md",
+    "initiators.md",
+    "idempotency.md",
+    "testing-idempotency.md",
+)
 TIMEOUT_S: Final = 100.0
 
 _BLOCK: Final = re.compile(r"^(?:`(?P<file>\S+)`:\n\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)

@@ -29,6 +29,7 @@ from starlette.websockets import WebSocket
 from participant_sdk.asgi import Scope
 from participant_sdk.idempotency.asgi import IdempotencyMiddleware
 from participant_sdk.idempotency.current import current_run
+from participant_sdk.idempotency.first_sent import FirstSent
 from participant_sdk.idempotency.http_headers import values
 from participant_sdk.idempotency.http_policy import BodyKey, HttpOperation, Streaming
 from participant_sdk.idempotency.http_status import IdempotencyStatus
@@ -37,6 +38,7 @@ from participant_sdk.idempotency.idempotency import AsyncIdempotency, Idempotenc
 from participant_sdk.idempotency.machine import TakeOver
 from participant_sdk.idempotency.operation import KeyScope, Mode, Operation
 from participant_sdk.idempotency.problems import Answering
+from participant_sdk.idempotency.quotas import KeyQuota
 from participant_sdk.idempotency.runs import AsyncRun, Run
 
 WAIT_S: Final = 60.0
@@ -80,7 +82,12 @@ def operations() -> list[HttpOperation]:
         at("/no-streams", Operation(name="orders.whole"), streaming=Streaming.REJECT),
         at("/listed", Operation(name="orders.listed"), headers=("X-Order", "Content-Type")),
         at("/sealed", Operation(name="orders.sealed"), redact=_seal, restore=_unseal),
+        at("/dated", Operation(name="orders.dated", ttl_s=3_600), first_sent=FirstSent(skew_s=60)),
+        at("/metered", Operation(name="orders.metered"), quota=KeyQuota(keys=3, window_s=86_400)),
+        at("/open", Operation(name="orders.open"), fail_open=True),
+        at("/open-leased", Operation(name="orders.open-leased", mode=Mode.LEASED), fail_open=True),
         at("/broken-seal", Operation(name="orders.broken"), redact=_cannot),
+        at("/current", Operation(name="orders.current"), current=_current),
     ]
 
 
@@ -89,6 +96,12 @@ def _seal(answer: Any) -> Any:
 
 
 _unseal = _seal
+
+
+async def _current(scope: Any, answer: Any) -> Any:
+    if (b"x-account", b"nobody") in scope["headers"]:
+        raise OSError("what it is by now cannot be told")
+    return type(answer)(answer.codec, 200, (*answer.headers, (b"set-cookie", b"a=b")), b"it was sent")
 
 
 def _cannot(answer: Any) -> Any:
@@ -195,8 +208,8 @@ def make_app(
             return Response("what item?", 400)
         seen.note_begun(item)
         run = current_run()
-        assert isinstance(run, Run)
-        run.session().execute(INSERT, {"item": item})
+        if isinstance(run, Run):
+            run.session().execute(INSERT, {"item": item})
         _wait(seen, item, do)
         if "raise" in do:
             raise LookupError(do["raise"])

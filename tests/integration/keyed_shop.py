@@ -232,7 +232,13 @@ class Shop:
         with self.engine.connect() as db:
             return [bytes(item) for item in db.execute(select(orders.c.item).order_by(orders.c.id)).scalars()]
 
+    def bodies(self) -> list[bytes]:
+        """What is stored of answers."""
+        with self.engine.connect() as db:
+            return [bytes(body) for body in db.execute(select(DEFAULT.records.c.body)).scalars() if body is not None]
+
     def records(self) -> int:
         """How many keys there is a record of."""
         with self.engine.connect() as db:
-            return db.execute(select(func.count()).select_from(DEFAULT.records)).scalar_one()
+            there = select(func.count()).select_from(DEFAULT.records).where(DEFAULT.records.c.operation != "")
+            return db.execute(there).scalar_one()

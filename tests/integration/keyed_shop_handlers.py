@@ -72,7 +72,9 @@ class Handlers:
         self.shop.die_if(plan)
         for step in plan.split():
             name, _, argument = step.partition(":")
-            if name == "abort":
+            if name == "initial":
+                context.send_initial_metadata(initial(argument))
+            elif name == "abort":
                 context.abort(grpc.StatusCode[argument], f"no {item.decode()}")
             else:
                 said(name, argument, context)
@@ -146,7 +148,9 @@ class AsyncHandlers:
         self.shop.die_if(plan)
         for step in plan.split():
             name, _, argument = step.partition(":")
-            if name == "abort":
+            if name == "initial":
+                await context.send_initial_metadata(initial(argument))
+            elif name == "abort":
                 await context.abort(grpc.StatusCode[argument], f"no {item.decode()}")
             else:
                 said(name, argument, context)
@@ -169,6 +173,11 @@ class AsyncHandlers:
             await (await run.connect()).exec_driver_sql(LOSE_A_RACE)
         else:
             await (await run.connect()).execute(row)
+
+
+def initial(argument: str) -> tuple[tuple[str, str | bytes], ...]:
+    """What comes before the answer."""
+    return (("receipt", "i1"), ("receipt-bin", b"\x00i"), ("request-id", argument))
 
 
 def said(name: str, argument: str, context: Any) -> None:

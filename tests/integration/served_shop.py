@@ -71,7 +71,9 @@ class Shop:
     def records(self) -> int:
         """How many keys the store knows."""
         with self.engine.connect() as connection:
-            return int(connection.execute(text("SELECT count(*) FROM tricord_idempotency")).scalar_one())
+            return int(
+                connection.execute(text("SELECT count(*) FROM tricord_idempotency WHERE operation <> ''")).scalar_one()
+            )
 
 
 @contextmanager

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
 
+from participant_sdk.idempotency.fronts import front_key
 from participant_sdk.idempotency.keys import key_hash
 from participant_sdk.idempotency.record import State
+from participant_sdk.idempotency.redis_front import RedisFront
+from participant_sdk.idempotency.stores import store_of
 from participant_sdk.idempotency.tables import DEFAULT, IdempotencyTables
+from participant_sdk.steps import run as run_script
 from tests.contract.idempotency.rows import HOUR_MS, Shelf, key_of
 from tests.coordinators import tricord
 from tests.mariadb import asyncmy_url, pymysql_url
@@ -138,9 +143,11 @@ def test_what_is_live_stays(filled: Filled) -> None:
         fails(filled.run("resolve", "--hash", live, *word, *more), CONFLICT, "it is being run")
         fails(filled.run("purge", "--hash", live, "--yes", *more), CONFLICT, "it is being run")
     fails(filled.run("resolve", "--hash", lapsed, *word), CONFLICT, "with force")
+    assert filled.asked("resolve", "--hash", live, *word, "--live")["state"] == "FAILED_RETRYABLE"
+    filled.shelf.put(6, State.PROCESSING, lease_left_ms=HOUR_MS)
     assert filled.asked("resolve", "--hash", lapsed, *word, "--force")["state"] == "FAILED_RETRYABLE"
-    assert filled.asked("purge", "--operation", "orders.create", "--force", "--yes")["count"] == 4
-    assert filled.shelf.numbers() == [3]
+    assert filled.asked("purge", "--operation", "orders.create", "--force", "--yes")["count"] == 5
+    assert filled.shelf.numbers() == [6]
 
 
 def test_nothing_is_deleted_unasked(filled: Filled) -> None:
@@ -153,6 +160,37 @@ def test_nothing_is_deleted_unasked(filled: Filled) -> None:
     assert filled.asked("purge", "--tenant", "umbrella", "--dry-run") == {"count": 1, "dry_run": True}
     assert filled.asked("purge", "--hash", HASH.hex(), "--dry-run") == {"count": 1, "dry_run": True}
     assert filled.shelf.count() == 5
+
+
+def test_purge_reaches_the_front_in_redis(filled: Filled, redis_url: str) -> None:
+    store = store_of(filled.shelf.engine.dialect, filled.shelf.tables)
+    with filled.shelf.engine.connect() as connection:
+        identity = run_script(store.identity(), connection)
+        record = run_script(store.read(HASH), connection)
+    assert record is not None
+    front = RedisFront.connect(redis_url, timeout_s=1)
+    held = replace(record, key_hash=front_key(identity, HASH))
+    front.put(held)
+    assert front.get(held.key_hash) is not None
+    gone = filled.run("purge", "--hash", HASH.hex(), "--redis", "redis://127.0.0.1:1", "--yes")
+    fails(gone, UNAVAILABLE, "a front could not be told, and nothing is deleted")
+    fails(filled.run("purge", "--hash", HASH.hex(), "--redis", "cache", "--yes"), USAGE, "the address of Redis")
+    assert front.get(held.key_hash) is not None
+    assert filled.asked("purge", "--tenant", "acme", "--redis", redis_url, "--yes")["count"] == 1
+    assert front.get(held.key_hash) is None
+    front.close()
+
+
+def test_an_export_is_all_that_is_stored(filled: Filled) -> None:
+    filled.shelf.put_many(range(100, 205), left_ms=HOUR_MS, tenant="many", headers=None)
+    run = filled.run("export", "--tenant", "acme")
+    assert (run.returncode, run.stderr) == (OK, "")
+    records = {record["key_hash"]: record for record in map(json.loads, run.stdout.splitlines())}
+    assert len(records) == 4
+    answer = {"codec": "HTTP", "status": 201, "body_bytes": 2, "headers": [], "body_base64": "e30="}
+    assert records[HASH.hex()]["answer"] == answer
+    assert records[key_of(2).hex()]["answer"] is None
+    assert len(filled.run("export", "--tenant", "many").stdout.splitlines()) == 105
 
 
 def test_sweep_and_extend(filled: Filled) -> None:

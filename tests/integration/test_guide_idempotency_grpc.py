@@ -123,6 +123,7 @@ def test_the_page_says_the_codes_as_they_are() -> None:
         errors.RequestTooLarge(1),
     ]
     made += [errors.IdempotencyKeyReused(""), errors.InProgress(1), errors.LeaseLost(""), errors.AnswerNotStored("")]
+    made += [errors.FirstSentMalformed(""), errors.IntentTooOld(1), errors.TooManyKeys(1, 1, 1)]
     made += [errors.RunUnknown(""), errors.StoreUnavailable(""), errors.NotComparable("")]
     assert {error.reason: GrpcCodes().refusal(error).code.name for error in made} == {
         reason: code for reason, code in said.items() if reason not in ("INVALID_REQUEST", "IDEMPOTENCY_RACE_LOST")

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +18,13 @@ from sqlalchemy import create_engine, text
 
 from examples.transfer.processes import Processes, free_address
 from participant_sdk.errors import TricordError
-from participant_sdk.idempotency import errors
+from participant_sdk.idempotency import errors, problems
 from participant_sdk.idempotency.http_statuses import NEVER
 from tests.integration.guide_programs import ROOT, blocks, run, save
 
 PAGE: Final = "idempotency-http.md"
 TEXT: Final = (ROOT / "docs" / PAGE).read_text(encoding="utf-8")
+WSGI: Final = "tickets"
 ALICE: Final = {"Authorization": "Bearer alices-token", "Idempotency-Key": "o-1"}
 
 
@@ -41,11 +43,16 @@ def shown(language: str) -> list[Any]:
 
 
 class Served(Processes):
-    """One of the programs."""
+    """One of the programs; WSGI's serves itself."""
 
     def __init__(self, folder: Path, module: str, address: str) -> None:
         super().__init__(folder)
-        command = [sys.executable, "-m", "uvicorn", "--app-dir", str(folder), "--port", address.rpartition(":")[2]]
+        port = address.rpartition(":")[2]
+        if module == WSGI:
+            environment = {"DATABASE_URL": f"sqlite:///{folder / module}.db", "PORT": port}
+            self.web = self._add("web", [sys.executable, str(folder / f"{module}.py")], r"serves on port ", environment)
+            return
+        command = [sys.executable, "-m", "uvicorn", "--app-dir", str(folder), "--port", port]
         environment = {"DATABASE_URL": f"sqlite+aiosqlite:///{folder / module}.db"}
         self.web = self._add("web", [*command, f"{module}:app"], r"INFO: +Uvicorn running on ", environment)
 
@@ -59,7 +66,7 @@ def served(folder: Path, module: str) -> Iterator[httpx2.Client]:
             yield client
         process.web.stop()
         log = process.web.log.read_text()
-        assert "Application shutdown complete" in log
+        assert module == WSGI or "Application shutdown complete" in log
         assert "Traceback" not in log
 
 
@@ -75,7 +82,7 @@ def test_the_programs_are_in_order(folder: Path) -> None:
     ruff = f"ruff --config {ROOT / 'pyproject.toml'}"
     run(f"{ruff} format --check --diff .", folder)
     run(f"{ruff} check --no-cache .", folder)
-    run(f"mypy --strict --cache-dir {folder / 'cache'} orders.py plain.py", folder)
+    run(f"mypy --strict --cache-dir {folder / 'cache'} orders.py plain.py tickets.py", folder)
 
 
 def test_orders_on_fastapi(folder: Path) -> None:
@@ -135,9 +142,36 @@ def test_payments_on_starlette(folder: Path) -> None:
         assert rows(folder, "plain", "SELECT count(*) FROM payments") == 1
 
 
+def test_tickets_on_wsgi(folder: Path) -> None:
+    with served(folder, WSGI) as web:
+
+        def sell(key: str, began_s: float, user: str = "alice") -> httpx2.Response:
+            headers = {"X-User": user, "Idempotency-Key": key, "First-Sent": f"@{began_s:.0f}"}
+            return web.post("/tickets", json={"seat": "7a"}, headers=headers)
+
+        first, again = sell("t-1", time.time()), sell("t-1", time.time())
+        assert (first.status_code, first.json(), first.headers["idempotency-status"]) == (
+            201,
+            {"sold": "7a"},
+            "executed",
+        )
+        assert (again.content, again.headers["idempotency-replayed"]) == (first.content, "true")
+        late = sell("t-2", time.time() - 24 * 3600)
+        assert (late.status_code, late.json()["reason"]) == (412, "IDEMPOTENCY_INTENT_TOO_OLD")
+        assert sell("t-1", time.time(), "").status_code == 403
+        asked = {"X-User": "alice"}
+        assert web.get("/idempotency/t-1", headers=asked).json()["state"] == "succeeded"
+        assert web.get("/idempotency/t-2", headers=asked).status_code == 404
+        assert rows(folder, WSGI, "SELECT count(*) FROM tickets") == 1
+
+
 def test_the_page_knows_every_status_and_reason() -> None:
     kept = TEXT.partition("## Which answers are kept")[2].partition("## What clients see")[0]
     assert {int(found) for found in re.findall(r"`(4\d\d)`", kept)} == NEVER
     told = set(re.findall(r"`(IDEMPOTENCY_\w+)`", TEXT))
-    every = {kind.reason for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TricordError)}
+    every = {
+        kind.reason
+        for kind in [*vars(errors).values(), *vars(problems).values()]
+        if isinstance(kind, type) and issubclass(kind, TricordError)
+    }
     assert every - {"IDEMPOTENCY", "TRICORD_ERROR", "CONFIGURATION"} <= told

@@ -2,15 +2,22 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
 
+from participant_sdk.idempotency.grpc_answers import grpc_answer
+from participant_sdk.idempotency.grpc_policy import ServerStreaming
 from participant_sdk.idempotency.grpc_status import GrpcCodes
 from participant_sdk.idempotency.machine import TakeOver
 from participant_sdk.idempotency.operation import KeyScope, Mode
+from participant_sdk.idempotency.record import Answer
+from tricord.v1 import types_pb2
 
-from .keyed_shop import Shop, policy
+from .keyed_shop import Shop, policy, tenant_of
 from .keyed_shop_handlers import CALL_S
 from .keyed_shops import EVERYWHERE, Open, flavours, open_shop, replayed, told
 
@@ -19,6 +26,16 @@ __all__ = ["open_shop"]  # a fixture
 flavour = flavours(EVERYWHERE)
 
 LEASED = {"mode": Mode.LEASED}
+
+
+def over(shop: Shop, method: str, *arguments: Any, **settings: Any) -> Any:
+    """A call that is over, and of which all responses were read."""
+    call = shop.call(method, *arguments, **settings)
+    if method == "Watch":
+        with suppress(grpc.RpcError):
+            list(call)
+    call.code()
+    return call
 
 
 @pytest.mark.database
@@ -33,6 +50,67 @@ def test_a_repeat_gets_the_same_bytes_and_does_not_run(open_shop: Open, mode: Mo
     kept = (("receipt", "r1"), ("receipt", "r2"), ("receipt-bin", b"\x00\xff"))
     assert tuple(tuple(pair) for pair in again.trailing_metadata()) == kept
     assert (shop.runs, shop.items(), shop.records()) == (1, [b"tea"], 1)
+
+
+@pytest.mark.database
+@pytest.mark.parametrize("method", ["Create", "Watch"])
+def test_initial_metadata_is_part_of_the_answer(open_shop: Open, method: str) -> None:
+    streamed: dict[str, Any] = {} if method == "Create" else {"server_streaming": ServerStreaming.SPOOL}
+    shop = open_shop(policy(method, kept_metadata=["receipt", "receipt-bin"], **streamed))
+    first, again = (over(shop, method, plan="initial:one trailing:two") for _ in range(2))
+    kept = {"receipt": "i1", "receipt-bin": b"\x00i"}
+    assert dict(first.initial_metadata()) == kept | {"request-id": "one"}
+    assert dict(again.initial_metadata()) == kept | {"idempotency-replayed": "true"}
+    assert ("receipt", "i1") not in [tuple(pair) for pair in again.trailing_metadata()]
+    assert shop.runs == 1
+
+
+@pytest.mark.parametrize("flavour", ["threads-sqlite", "tasks-sqlite"], indirect=True)
+def test_an_answer_is_sealed_in_the_store_and_open_to_its_caller(open_shop: Open) -> None:
+    def seal(answer: Answer) -> Answer:
+        return replace(answer, body=bytes(byte ^ 0x55 for byte in answer.body))
+
+    def fail(answer: Answer) -> Answer:
+        raise LookupError("no key")
+
+    shop = open_shop(
+        policy(redact=seal, restore=seal),
+        policy("Change", redact=fail),
+        policy("Watch", redact=seal, restore=fail, server_streaming=ServerStreaming.SPOOL),
+    )
+    assert shop.ask(item=b"secret") == shop.ask(item=b"secret") == b"1:secret"
+    assert not any(b"secret" in body for body in shop.bodies())
+    for _ in range(2):
+        assert told(shop.done("Change", "k2"))[:2] == (grpc.StatusCode.INTERNAL, "IDEMPOTENCY")
+    assert shop.items() == [b"secret"], "what cannot be sealed is not done"
+    assert over(shop, "Watch", "k3").code() is grpc.StatusCode.OK
+    unread = told(over(shop, "Watch", "k3"))
+    assert unread[:2] == (grpc.StatusCode.UNAVAILABLE, "IDEMPOTENCY_STORE_UNAVAILABLE")
+    assert shop.items() == [b"secret", b"tea"]
+
+
+@pytest.mark.parametrize("flavour", ["threads-sqlite", "tasks-sqlite"], indirect=True)
+def test_a_repeat_is_told_what_it_is_by_now(open_shop: Open, flavour: str) -> None:
+    def now(context: Any, answer: Answer) -> Answer:
+        assert tenant_of(context) == "alice"
+        return grpc_answer(types_pb2.Payload(data=b"sent"), trailing_metadata=(("receipt", "r9"),))
+
+    async def now_async(context: Any, answer: Answer) -> Answer:
+        return now(context, answer)
+
+    def fail(context: Any, answer: Answer) -> Answer:
+        raise LookupError("no such order")
+
+    current: Any = now if flavour.startswith("threads") else now_async
+    shop = open_shop(policy(current=current), policy("Change", current=fail))
+    assert shop.ask() == b"1:tea"
+    again = shop.done()
+    assert (again.result().data, replayed(again)) == (b"sent", True)
+    assert dict(again.trailing_metadata())["receipt"] == "r9"
+    assert shop.ask("Change", "k2") == b"2:tea"
+    unread = told(shop.done("Change", "k2"))
+    assert unread[:2] == (grpc.StatusCode.UNAVAILABLE, "IDEMPOTENCY_STORE_UNAVAILABLE")
+    assert shop.runs == 2
 
 
 @pytest.mark.database

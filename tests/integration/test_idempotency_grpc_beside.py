@@ -140,12 +140,13 @@ def test_a_commit_that_fails_is_not_answered_as_done(open_shop: Open) -> None:
         db.execute(text("CREATE TABLE receipt (bill int REFERENCES bill DEFERRABLE INITIALLY DEFERRED)"))
     for method in ("Create", "Change"):
         for _ in range(2):
-            call = shop.done(method, plan="deferred")
+            call = shop.done(method, plan="deferred initial:early")
             assert call.code() is not grpc.StatusCode.OK
+            assert "request-id" not in dict(call.initial_metadata()), "nothing is told before the COMMIT"
     assert shop.runs == 4
     with shop.engine.begin() as db:
         db.execute(text("INSERT INTO bill VALUES (7)"))
-    assert [shop.ask(method, plan="deferred") for method in ("Create", "Change") * 2] == [
+    assert [shop.ask(method, plan="deferred initial:early") for method in ("Create", "Change") * 2] == [
         b"5:tea",
         b"6:tea",
         b"5:tea",

@@ -8,7 +8,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from sqlalchemy import select, update
 
+from participant_sdk.idempotency.keys import key_hash
+from participant_sdk.idempotency.tables import DEFAULT
 from tests.integration.idempotent_shop import BODY_BYTES_MAX, until
 from tests.integration.served_shop import Shop, reason
 
@@ -112,6 +115,22 @@ def test_an_answer_is_sealed_in_the_store_and_open_to_its_caller(web_shop: Shop,
     assert first.json()["item"] == item
     assert again.content == first.content
     assert again.headers["idempotency-replayed"] == "true"
+    records, under = DEFAULT.records, key_hash("default", "acme", "orders.sealed", item)
+    with web_shop.engine.connect() as connection:
+        stored = connection.scalar(select(records.c.body).where(records.c.key_hash == under))
+    assert bytes(stored or b"") == first.content[::-1]
+
+
+def test_a_repeat_is_told_what_it_is_by_now(web_shop: Shop, item: str) -> None:
+    first, again = web_shop.order(item, path="/current"), web_shop.order(item, path="/current")
+    assert (first.status_code, first.json()["item"]) == (201, item)
+    assert (again.status_code, again.text, again.headers["idempotency-replayed"]) == (200, "it was sent", "true")
+    assert again.headers["content-length"] == "11"
+    assert "set-cookie" not in again.headers
+    headers = {"X-Account": "nobody"}
+    assert web_shop.order(item, path="/current", headers=headers).status_code == 201
+    assert web_shop.order(item, path="/current", headers=headers).status_code == 503
+    assert (web_shop.placed(item), web_shop.seen.begun[item]) == (2, 2)
 
 
 def test_an_answer_that_cannot_be_sealed_fails_closed(web_shop: Shop, item: str) -> None:
@@ -140,6 +159,11 @@ def test_the_status_of_a_key_is_told_to_its_own_tenant(web_shop: Shop, item: str
     assert len({answer.content for answer in unknown}) == 1
     assert web_shop.client.get(f"/idempotency/{item}").status_code == 403
     assert web_shop.client.post(f"/idempotency/{item}").status_code == 405
+    with web_shop.engine.begin() as connection:
+        under = key_hash("default", "acme", "orders.create", item)
+        connection.execute(update(DEFAULT.records).where(DEFAULT.records.c.key_hash == under).values(expires_ms=0))
+    expired = look(item)
+    assert (expired.status_code, expired.content) == (404, unknown[0].content)
 
 
 def test_the_status_of_a_run_in_progress(web_shop: Shop, item: str) -> None:

@@ -256,3 +256,27 @@ def test_the_status_is_looked_up_with_the_callers_own_eyes(web: Web) -> None:
     foreign = web.client.get("/idempotency/k", headers={"Authorization": "Bearer b"})
     unknown = web.client.get("/idempotency/u", headers={"Authorization": "Bearer acme"})
     assert (foreign.status_code, foreign.content) == (404, unknown.content)
+
+
+def test_a_route_that_fails_open_has_no_run_while_the_store_is_down(tmp_path: Path) -> None:
+    engine = create_async_engine(sqlite_url(tmp_path / "not there", asynchronous=True))
+    app = FastAPI()
+    marks = [
+        Idempotent(Operation(name=f"orders.{name}"), tenant=account, fail_open=name == "open")
+        for name in ("open", "closed")
+    ]
+
+    @app.post("/open")
+    async def fails_open(order: Order, run: Annotated[AsyncRun | None, Depends(marks[0])]) -> bool:
+        return run is None
+
+    @app.post("/closed")
+    async def fails_closed(order: Order, run: Annotated[AsyncRun, Depends(marks[1])]) -> bool:
+        raise AssertionError(run)
+
+    protect(app, AsyncIdempotency(engine))
+    with serving(app) as address, httpx2.Client(base_url=address, timeout=WAIT_S, trust_env=False) as client:
+        headers = {**KEY, "Authorization": "Bearer acme"}
+        bypassed = client.post("/open", json={"item": "tea"}, headers=headers)
+        assert (bypassed.json(), bypassed.headers["idempotency-status"]) == (True, "bypassed")
+        assert client.post("/closed", json={"item": "tea"}, headers=headers).status_code == 503

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from participant_sdk.idempotency.errors import KeyMalformed
 from participant_sdk.idempotency.keys import parse_key
 from tests.contract.participant.world import postgres_url, sqlite_url
+from tests.integration import wsgi_shop
 from tests.integration.served_shop import Shop, opened
 
 RUNS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -27,7 +28,7 @@ JSONISH = st.recursive(
 )
 
 
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.database)])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.database), "wsgi"])
 def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     if request.param == "postgres":
         server = request.getfixturevalue("postgres_server")
@@ -35,6 +36,10 @@ def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             yield found
         return
     folder = tmp_path_factory.mktemp("fuzz")
+    if request.param == "wsgi":
+        with wsgi_shop.opened(sqlite_url(folder), validated=False) as found:
+            yield found
+        return
     with opened(sqlite_url(folder, asynchronous=True), sqlite_url(folder)) as found:
         yield found
 
@@ -48,7 +53,7 @@ def asked(shop: Shop, path: bytes, headers: list[tuple[bytes, bytes]], body: byt
         got = b""
         while part := connection.recv(1 << 16):
             got += part
-    return (int(got.split(b" ", 2)[1]), got) if got.startswith(b"HTTP/1.1 ") else (0, got)
+    return (int(got.split(b" ", 2)[1]), got) if got.startswith(b"HTTP/1.") else (0, got)
 
 
 def body_of(item: str) -> bytes:
@@ -61,6 +66,8 @@ def body_of(item: str) -> bytes:
 @example(value=b'"a";b=' + b'"' * 200)
 @example(value=b"\xff\xfe")
 def test_a_key_is_taken_or_refused_and_nothing_else(shop: Shop, value: bytes) -> None:
+    if isinstance(shop, wsgi_shop.WsgiShop):
+        value = value.translate(None, b"\x0b\x0c\x1c\x1d\x1e\x85")  # at which its server ends a line
     records, begun = shop.records(), shop.seen.begun["fuzzed"]
     status, answer = asked(
         shop, b"/optional", [(b"X-Account", b"acme"), (b"Idempotency-Key", value)], body_of("fuzzed")
@@ -94,6 +101,19 @@ def test_a_key_is_taken_or_refused_and_nothing_else(shop: Shop, value: bytes) ->
 def test_no_headers_are_a_server_error(shop: Shop, headers: list[tuple[bytes, bytes]]) -> None:
     status, answer = asked(shop, b"/orders", headers, body_of("headed"))
     assert status < 500, answer
+
+
+@RUNS
+@given(value=LINE | st.integers().map(lambda number: b"@%d" % number))
+@example(value=b"@" + b"9" * 400)
+@example(value="@\u0663".encode())
+def test_a_first_time_is_taken_or_refused_and_nothing_else(shop: Shop, value: bytes) -> None:
+    records, begun = shop.records(), shop.seen.begun["dated"]
+    headers = [(b"X-Account", b"acme"), (b"Idempotency-Key", b"dated"), (b"First-Sent", value)]
+    status, answer = asked(shop, b"/dated", headers, body_of("dated"))
+    assert status in (201, 400, 412), answer
+    if status != 201:
+        assert (shop.records(), shop.seen.begun["dated"]) == (records, begun)
 
 
 @RUNS

@@ -263,10 +263,19 @@ def test_grpcs_own_retry_policy_multiplies_unless_it_is_off(make: Make, service:
         assert len(set(service.keys)) == 1
 
 
+class Ended(grpc.UnaryUnaryClientInterceptor):
+    """Under it, a future has come to its end before anybody sees it."""
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        call = continuation(client_call_details, request)
+        call.exception()
+        return call
+
+
 def test_a_future_gets_a_key_and_is_sent_once(service: Service) -> None:
     service.script = [DOWN]
     with grpc.insecure_channel(service.address) as plain:
-        channel = grpc.intercept_channel(plain, RetryClientInterceptor(QUICK))
+        channel = grpc.intercept_channel(plain, RetryClientInterceptor(QUICK), Ended())
         method: Any = channel.unary_unary(path("unary_unary"))
         call = method.future(b"1", timeout=CALL_S)
         assert call.exception() is not None

@@ -194,8 +194,8 @@ BUGS = (
             ),
             Edit(
                 "participant_sdk/databases/sqlite.py",
-                "import sqlite3\n",
-                "import sqlite3\nfrom contextlib import suppress\n",
+                "from collections.abc import Sequence\n",
+                "from collections.abc import Sequence\nfrom contextlib import suppress\n",
             ),
         ),
         CASES,

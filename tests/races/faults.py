@@ -96,7 +96,7 @@ def kind_of(step: Step) -> str | None:
             return COMMIT
         if step.prepared is None:
             return None
-        return FENCE_WRITE if step.prepared.name.startswith(("tricord_meet", "tricord_start")) else READ
+        return FENCE_WRITE if step.prepared.name.startswith((b"tricord_meet", b"tricord_start")) else READ
     if isinstance(step, Send):
         if step.sql.startswith("INSERT") or (step.sql.startswith("UPDATE") and " SET status =" in step.sql):
             return FENCE_WRITE

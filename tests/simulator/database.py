@@ -102,12 +102,28 @@ class SimDatabase(Database):
         update = partial(_update_mine, fence_key(call), status, intent, change, RowGone)
         yield Request((_release, update, _commit), commits=True)
 
-    def refuse(self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None) -> Script[None]:
+    def refuse(
+        self, call: IncomingCall, refusal: Refusal, *, handled: bool, intent: str | None
+    ) -> Script[Meeting | None]:
         """See Database."""
+        if handled and self.flavour in (Flavour.READ_COMMITTED, Flavour.SERIALIZABLE):
+            return (yield from self._refuse_anew(call, refusal))
         change = partial(_finished, refusal=refusal)
         update = partial(_update_mine, fence_key(call), Status.TRIED, intent, change, RowGone)
         back = (_rollback_to,) if handled else ()
         yield Request((*back, update, _commit), commits=True)
+        return None
+
+    def _refuse_anew(self, call: IncomingCall, refusal: Refusal) -> Script[Meeting | None]:
+        """As PostgreSQL: in another local transaction, unless a row has come meanwhile."""
+        key = fence_key(call)
+        insert = partial(_insert, key, call, Status.ROLLBACKED, refusal=refusal)
+        if (yield Request((*self._begin(call), insert, _commit), commits=True))[-2] is not None:
+            return None
+        row: FenceRow | None = (yield Request((*self._begin(call), partial(_read, key), _commit)))[-2]
+        if row is None:
+            raise RunAgain("the fence row went away between two statements")
+        return Meeting(row)
 
     def commit(self) -> Script[None]:
         """See Database."""
@@ -254,7 +270,14 @@ def _delete_marked(key: Key, mark: int, session: Session) -> None:
         local.write(key, None)
 
 
-def _insert(key: Key, call: IncomingCall, status: Status, session: Session, mark: int | None = None) -> int | None:
+def _insert(
+    key: Key,
+    call: IncomingCall,
+    status: Status,
+    session: Session,
+    mark: int | None = None,
+    refusal: Refusal | None = None,
+) -> int | None:
     now_ms = session.server.now_ms
     row = StoredRow(
         call.participant,
@@ -264,6 +287,8 @@ def _insert(key: Key, call: IncomingCall, status: Status, session: Session, mark
         algorithm=FINGERPRINT_ALGORITHM,
         fingerprint=call.fingerprint,
         lease_until_ms=mark,
+        refusal=refusal,
+        finished=refusal is not None,
     )
     return now_ms if session.begun().insert(key, row) else None
 

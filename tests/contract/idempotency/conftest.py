@@ -1,6 +1,6 @@
 """Fixtures of the suite that the idempotency-key store has to pass on every database and in both stacks."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,6 +21,8 @@ ELSEWHERE = (
     "mariadb-async",
 )
 """Where everything else is tested: each database, both stacks, and the level that loses most races."""
+HAVE = {"listening": ("postgres-sync",), "proxied": ("postgres-sync", "postgres-async-serializable")}
+"""Fixtures that only these flavours can have."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -28,7 +30,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks = metafunc.definition.iter_markers("parametrize")
     if "flavour" in metafunc.fixturenames and not any("flavour" in mark.args[0] for mark in marks):
         name = metafunc.module.__name__.rpartition(".")[2]
-        metafunc.parametrize("flavour", FLAVOURS if name in EVERYWHERE else ELSEWHERE, indirect=True)
+        flavours: Sequence[str] = FLAVOURS if name in EVERYWHERE else ELSEWHERE
+        for fixture in HAVE.keys() & set(metafunc.fixturenames):
+            flavours = HAVE[fixture]
+        metafunc.parametrize("flavour", flavours, indirect=True)
 
 
 @pytest.fixture

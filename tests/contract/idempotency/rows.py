@@ -68,14 +68,16 @@ class Shelf:
 
     def numbers(self) -> list[int]:
         """Which records are there."""
-        column = self.tables.records.c.key_hash
+        records = self.tables.records
+        there = select(records.c.key_hash).where(records.c.operation != "").order_by(records.c.key_hash)
         with self.engine.connect() as connection:
-            return [int.from_bytes(key_hash[:4]) for key_hash in connection.scalars(select(column).order_by(column))]
+            return [int.from_bytes(key_hash[:4]) for key_hash in connection.scalars(there)]
 
     def count(self) -> int:
         """How many are there."""
         with self.engine.connect() as connection:
-            return connection.scalar(select(func.count()).select_from(self.tables.records)) or 0
+            there = select(func.count()).select_from(self.tables.records).where(self.tables.records.c.operation != "")
+            return connection.scalar(there) or 0
 
     def row(self, number: int) -> Any:
         """One of them."""

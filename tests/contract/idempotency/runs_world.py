@@ -119,7 +119,8 @@ class Desk:
 
 @asynccontextmanager
 async def desk_of(world: World, *, engine: Any = None, **options: Any) -> AsyncIterator[Desk]:
-    """Another program, on the world's engine if it has none of its own."""
+    """Another program, on the world's engine if it has none of its own. It sweeps only where a test says so."""
+    options.setdefault("sweep", None)
     desk = Desk(world, engine or world.engine, options)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
     await desk.call(desk.idempotency.start)

@@ -13,9 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from participant_sdk.idempotency.current import current_run
 from participant_sdk.idempotency.errors import AnswerNotStored, ConfigurationError, IdempotencyKeyReused, InProgress
 from participant_sdk.idempotency.functions import idempotent
+from participant_sdk.idempotency.guard import RunMisused
 from participant_sdk.idempotency.operation import Operation
 from participant_sdk.idempotency.record import State
-from participant_sdk.idempotency.run_state import RunMisused
 from tests.contract.idempotency.shop import (
     LEASED,
     MODES,

@@ -16,6 +16,7 @@ from participant_sdk.idempotency.inspection_sql import InspectionSql
 from participant_sdk.idempotency.keys import key_hash
 from participant_sdk.idempotency.machine import TRANSITIONS, Rules, TakeOver, Verdict, verdict
 from participant_sdk.idempotency.record import Answer, Codec, State
+from participant_sdk.idempotency.statements import IDENTITY_KEY
 from participant_sdk.idempotency.stores import store_of
 from participant_sdk.idempotency.sweepers import sweeping_view
 from participant_sdk.idempotency.tables import IdempotencyTables
@@ -209,6 +210,17 @@ async def test_with_force_a_run_whose_lease_is_over_is_resolved(shelf: Shelf, de
     assert shelf.row(6).lease_until_ms is None
 
 
+async def test_a_live_run_is_ended_where_that_is_said(shelf: Shelf, desk: Desk) -> None:
+    put_some(shelf)
+    entry = await desk.resolve(key_of(0), State.FAILED_RETRYABLE, reason="its host hangs", live=True)
+    assert (entry.state, entry.reason) == (State.FAILED_RETRYABLE, "its host hangs")
+    assert entry.fence > 1_000, "whatever it still does is refused by its fence"
+    with pytest.raises(RecordInUse, match="with force"):
+        await desk.resolve(key_of(6), State.TOMBSTONE, reason="no", live=True)
+    with pytest.raises(RecordInUse, match="only what is UNKNOWN"):
+        await desk.resolve(key_of(1), State.TOMBSTONE, reason="no", live=True)
+
+
 @pytest.mark.parametrize("change", ["taken over", "renewed"])
 async def test_what_has_changed_since_it_was_looked_at_stays(
     shelf: Shelf, desk: Desk, change: str, monkeypatch: pytest.MonkeyPatch
@@ -316,6 +328,21 @@ async def test_purge_of_many_goes_in_batches(shelf: Shelf, desk: Desk) -> None:
         await desk.purge_many(Filter())
 
 
+async def test_the_stores_identity_stays_and_is_no_record(shelf: Shelf, desk: Desk) -> None:
+    store = store_of(shelf.engine.dialect, shelf.tables)
+    with sweeping_view(shelf.engine).connect() as connection:
+        identity = run(store.identity(), connection)
+    assert len(identity) == 32
+    assert (await desk.page()).entries == []
+    assert (await desk.statistics()).counts == []
+    assert await desk.purge_many(Filter(states=tuple(State)), force=True) == 0
+    with pytest.raises(NoSuchRecord):
+        await desk.purge(IDENTITY_KEY)
+    assert (await shelf.sweep("sync")).deleted == 0
+    with sweeping_view(shelf.engine).connect() as connection:
+        assert run(store.identity(), connection) == identity
+
+
 def test_purge_looks_once_more_at_what_it_deletes(shelf: Shelf) -> None:
     """Between the read and the delete, another one comes."""
     shelf.put(1, State.FAILED_RETRYABLE, left_ms=HOUR_MS)
@@ -323,11 +350,11 @@ def test_purge_looks_once_more_at_what_it_deletes(shelf: Shelf) -> None:
     which = Filter(states=(State.FAILED_RETRYABLE,))
     with sweeping_view(shelf.engine).connect() as connection:
         keys = run(sql.deletable(which, b"", 10, unfinished=False), connection)
-    assert keys == [key_of(1)]
+    assert keys == {key_of(1): 1_000}
     with shelf.engine.begin() as connection:
         connection.execute(update(shelf.tables.records).values(state=int(State.SUCCEEDED)))
     with sweeping_view(shelf.engine).connect() as connection:
-        assert run(sql.delete(keys, which, unfinished=False), connection) == 0
+        assert run(sql.delete(list(keys), which, unfinished=False), connection) == 0
 
 
 async def test_purge_leaves_what_somebody_has_locked(request: pytest.FixtureRequest, tmp_path: Path) -> None:

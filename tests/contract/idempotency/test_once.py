@@ -16,10 +16,10 @@ from participant_sdk.errors import ConfigurationError
 from participant_sdk.idempotency.current import current_run
 from participant_sdk.idempotency.errors import IdempotencyKeyReused, KeyMissing
 from participant_sdk.idempotency.functions import idempotent
+from participant_sdk.idempotency.guard import RunMisused
 from participant_sdk.idempotency.idempotency import AsyncIdempotency, Idempotency
 from participant_sdk.idempotency.once import AsyncOnce, Once
 from participant_sdk.idempotency.record import State
-from participant_sdk.idempotency.run_state import RunMisused
 from participant_sdk.idempotency.runs import AsyncRun, Run
 from tests.contract.idempotency.shop import ATOMIC, LEASED, NAME, NoMoney, Receipt, Shop, insert, shop_of
 from tests.contract.idempotency.world import World

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.idempotency.errors import LeaseLost
 from participant_sdk.idempotency.functions import idempotent
+from participant_sdk.idempotency.guard import RunMisused
 from participant_sdk.idempotency.record import State
-from participant_sdk.idempotency.run_state import RunMisused
 from participant_sdk.idempotency.runs import AsyncRun, Run
 from participant_sdk.idempotency.values import ValueCodec
 from tests.contract.idempotency.shop import ATOMIC, LEASED, PHASED, Shop, Steps, insert, shop_of

@@ -12,14 +12,16 @@ from participant_sdk.idempotency.errors import InProgress, RunUnknown
 from participant_sdk.idempotency.machine import TakeOver
 from participant_sdk.idempotency.operation import Mode, Operation
 from participant_sdk.idempotency.record import State
+from participant_sdk.idempotency.testing import CRASH_VARIABLE
 from tests import forks
 from tests.contract.idempotency.charger import Charger, charging
-from tests.contract.idempotency.phased_program import POINTS, payment, payment_async
+from tests.contract.idempotency.phased_program import IN_CALL, POINTS, payment, payment_async
 from tests.contract.idempotency.shop import NAME, PHASED, Shop, shop_of
 from tests.contract.idempotency.world import World
 
 MODULE = "tests.contract.idempotency.phased_program"
 PROCESS_S = 60.0
+IN_ORDER, AFTER_ORDER, AFTER_CALL, AFTER_CHARGE = POINTS[:4]
 
 pytestmark = pytest.mark.parametrize(
     "flavour",
@@ -37,9 +39,10 @@ class Scene:
     async def die(self, point: str, payment_id: str = "p-1") -> None:
         """Another process dies there; then its lease ends."""
         stack = "async" if self.world.is_async else "sync"
-        self.charger.kills = point == "in call"
-        arguments = [MODULE, stack, self.world.url, self.charger.address, point, payment_id]
-        with forks.start(arguments, env=dict(os.environ)) as process:
+        self.charger.kills = point == IN_CALL
+        arguments = [MODULE, stack, self.world.url, self.charger.address, payment_id]
+        environment = dict(os.environ) if point == IN_CALL else {**os.environ, CRASH_VARIABLE: point}
+        with forks.start(arguments, env=environment) as process:
             assert await asyncio.to_thread(process.wait, PROCESS_S) == -signal.SIGKILL
         self.charger.kills = False
         with pytest.raises(InProgress):
@@ -49,7 +52,7 @@ class Scene:
     async def pay(self, payment_id: str = "p-1", operation: Operation = PHASED, **settings: Any) -> str:
         """By the program of this process."""
         make: Any = payment_async if self.world.is_async else payment
-        function = make(self.shop.store, self.charger.address, lambda point: None, operation, **settings)
+        function = make(self.shop.store, self.charger.address, operation, **settings)
         said: str = await self.shop.call(function, payment_id, 5)
         return said
 
@@ -66,7 +69,7 @@ async def test_wherever_a_process_dies_each_phase_is_done_once_and_the_charge_ha
         payment_id = f"p-{number}"
         await scene.die(point, payment_id)
         done = scene.world.effects()
-        assert done.count(f"order {payment_id}") == (point != "in order")
+        assert done.count(f"order {payment_id}") == (point != IN_ORDER)
         said = await scene.pay(payment_id)
         assert said == f"charge-{number}"
         assert await scene.pay(payment_id) == said
@@ -75,11 +78,11 @@ async def test_wherever_a_process_dies_each_phase_is_done_once_and_the_charge_ha
         assert len(scene.charger.charged) == number + 1
         assert (await scene.shop.record(payment_id)).attempt == 2
     asked_twice = [count for count in scene.charger.asked.values() if count == 2]
-    assert len(asked_twice) == len({"in call", "after call"})
+    assert len(asked_twice) == len({IN_CALL, AFTER_CALL})
 
 
 async def test_a_charge_that_cannot_be_repeated_ends_unknown_and_nothing_is_charged_twice(scene: Scene) -> None:
-    await scene.die("after charge", "p-1")
+    await scene.die(AFTER_CHARGE, "p-1")
     assert await scene.pay("p-1", repeatable=False) == "charge-0"
     scene.charger.fails = 1
     with pytest.raises(Exception, match="503"):
@@ -103,10 +106,10 @@ async def test_take_over_policies(scene: Scene) -> None:
         reentrant=lambda record: record.recovery_point in (None, "order"),
     )
     for payment_id, point, operation, runs in (
-        ("p-1", "after order", never, False),
-        ("p-2", "after order", before_charge, True),
-        ("p-3", "in order", before_charge, True),
-        ("p-4", "after charge", before_charge, False),
+        ("p-1", AFTER_ORDER, never, False),
+        ("p-2", AFTER_ORDER, before_charge, True),
+        ("p-3", IN_ORDER, before_charge, True),
+        ("p-4", AFTER_CHARGE, before_charge, False),
     ):
         await scene.die(point, payment_id)
         if runs:

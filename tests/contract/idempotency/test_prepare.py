@@ -1,6 +1,8 @@
 """What is checked and made at the start, on every database: the table, and the proof that work can be undone."""
 
 import asyncio
+import re
+import secrets
 from pathlib import Path
 
 import psycopg
@@ -43,6 +45,38 @@ async def test_a_table_of_an_older_shape(world: World) -> None:
     world.change(f"CREATE TABLE {TABLE} (key_hash int PRIMARY KEY, tenant varchar(20))")
     with pytest.raises(ConfigurationError, match=f"{TABLE} is not of this version's shape: .*operation, key_hint"):
         await world.prepare()
+
+
+@pytest.mark.parametrize(
+    ("there", "other", "said"),
+    [
+        (r"\n *phase_data [^\n]*", "", "it has no column phase_data"),
+        (r"operation VARCHAR\(200\)", "operation VARCHAR(20)", "column operation has room for 20, and needs 200"),
+        (r"\n *state ", r"\n region VARCHAR(9) NOT NULL, state ", "this version does not fill column region"),
+    ],
+)
+async def test_a_table_of_another_versions_shape(world: World, there: str, other: str, said: str) -> None:
+    world.change(f"DROP TABLE {TABLE}")
+    with world.auditor.begin() as db:
+        (statement,) = DEFAULT.ddl(db.dialect)
+        changed, count = re.subn(there, other, statement)
+        assert count == 1
+        db.exec_driver_sql(changed)
+    with pytest.raises(ConfigurationError, match=rf"{TABLE} is not of this version's shape: {said}\. Migrate it"):
+        await world.prepare()
+
+
+async def test_a_table_of_a_newer_version_that_adds_what_may_be_left_out(world: World) -> None:
+    """As while a newer version is rolled out, whose migration has run: the older programs go on."""
+    world.change(f"ALTER TABLE {TABLE} ADD COLUMN region varchar(9)")
+    world.change(f"ALTER TABLE {TABLE} ADD COLUMN zone varchar(9) NOT NULL DEFAULT 'eu'")
+    await world.prepare()
+    claim = claim_of()
+    await world.write(claim, DONE)
+    held = await world.claimed(claim_of())
+    async with world.transaction() as transaction:
+        await transaction.run(world.store.complete(held, DONE, commit=True))
+    assert (await world.read(held.key_hash)).answer == DONE.answer
 
 
 async def test_a_table_without_its_key(world: World) -> None:
@@ -114,6 +148,31 @@ def test_a_server_that_can_only_be_read(pg_database: str) -> None:
     with engine.connect() as connection, pytest.raises(ConfigurationError, match="can only be read"):
         make_table(connection, check_engine(engine, DEFAULT))
     engine.dispose()
+
+
+def test_a_program_that_may_not_create_tables(pg_database: str) -> None:
+    """It needs no more than to read and write the rows of the table that a migration has made."""
+    role = f"poor_{secrets.token_hex(4)}"
+    owner = create_engine(postgres_url(pg_database))
+    engine = create_engine(f"{postgres_url(pg_database)}?options=-crole%3D{role}")
+    with owner.begin() as db:
+        db.exec_driver_sql(f"CREATE ROLE {role}")
+    store = check_engine(engine, DEFAULT)
+    try:
+        told = pytest.raises(ConfigurationError, match=r"cannot be set up in the database: .*permission denied")
+        with told, errors_told(engine, store), engine.connect() as connection:
+            make_table(connection, store)
+        DEFAULT.metadata.create_all(owner)
+        with owner.begin() as db:
+            db.exec_driver_sql(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {TABLE} TO {role}")
+        with engine.connect() as connection:
+            make_table(connection, store)
+    finally:
+        engine.dispose()
+        with owner.begin() as db:
+            db.exec_driver_sql(f"DROP OWNED BY {role}")
+            db.exec_driver_sql(f"DROP ROLE {role}")
+        owner.dispose()
 
 
 def test_a_replica(own_server: PostgresServer) -> None:

@@ -45,8 +45,8 @@ async def cancelled(work: Any, at: list["asyncio.Task[Any]"]) -> None:
 
 
 async def test_a_repeat_is_cancelled_while_it_leaves(world: World) -> None:
-    async with desk_of(world) as desk:
-        await (await desk.begun(ATOMIC)).succeed()
+    async with desk_of(world) as desk, desk_of(world) as other:
+        await (await other.begun(ATOMIC)).succeed()  # else it would be known, and begin nothing
         store, at = desk.idempotency.setup.store, []  # type: ignore[var-annotated]
         leave = store.leave
 
@@ -74,6 +74,28 @@ async def test_a_run_is_cancelled_while_it_gives_its_connection_back(world: Worl
         assert out_of_pool(desk) == 0
         await desk.replayed(ATOMIC)
         assert world.effects() == ["order"]
+
+
+async def test_a_run_that_nobody_cancels_makes_no_task(world: World) -> None:
+    if not world.url.startswith("postgresql"):
+        pytest.skip("giving back asks the database once more")
+    async with desk_of(world) as desk:
+        await (await desk.begun(ATOMIC, request_of("k0"))).succeed()  # the connection is new, and prepares
+        loop, made = asyncio.get_running_loop(), []
+
+        def noted(loop: asyncio.AbstractEventLoop, work: Any, **more: Any) -> "asyncio.Task[Any]":
+            made.append(work)
+            return asyncio.Task(work, loop=loop, **more)
+
+        running = await desk.begun(ATOMIC)
+        await running.work()
+        loop.set_task_factory(noted)
+        try:
+            await running.succeed()
+        finally:
+            loop.set_task_factory(None)
+        assert made == []
+        assert out_of_pool(desk) == 0
 
 
 async def test_a_claim_that_was_cancelled_does_not_last_for_its_lease(world: World) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import gc
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -36,8 +37,7 @@ modes = pytest.mark.parametrize("operation", MODES, ids=lambda operation: operat
 @pytest.fixture
 def proxied(world: World) -> Iterator[tuple[World, Proxy, Any]]:
     """A world on PostgreSQL, a proxy before it, and an engine that goes through the proxy."""
-    if not world.is_postgres:
-        pytest.skip("the proxy speaks PostgreSQL")
+    assert world.is_postgres
     with Proxy(world.url.replace("+psycopg", "")) as proxy:
         url, world.url = world.url, proxy.dsn.replace("postgresql:", "postgresql+psycopg:", 1)
         engine = world.make_engine()
@@ -59,7 +59,9 @@ async def test_a_commit_whose_answer_is_lost_was_done(proxied: tuple[World, Prox
 
 
 @modes
-async def test_a_commit_that_never_came_was_not_done(proxied: tuple[World, Proxy, Any], operation: Operation) -> None:
+async def test_a_commit_that_never_came_was_not_done(
+    proxied: tuple[World, Proxy, Any], operation: Operation, caplog: pytest.LogCaptureFixture
+) -> None:
     world, _, engine = proxied
     async with desk_of(world, engine=engine) as desk:
         run = await desk.begun(operation)
@@ -67,6 +69,7 @@ async def test_a_commit_that_never_came_was_not_done(proxied: tuple[World, Proxy
         end_connections(world)
         with pytest.raises(StoreUnavailable):
             await run.succeed()
+        assert [each.getMessage() for each in caplog.records if each.levelno > logging.WARNING] == []
         assert world.effects() == []
         async with await desk.begun(operation) as again:
             await again.work("again")

@@ -1,6 +1,7 @@
 """Every way to end a run, in each mode: what stays of the work, and what a repeat is told."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from sqlalchemy import String
@@ -8,9 +9,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from participant_sdk.idempotency.current import current_run
 from participant_sdk.idempotency.errors import AnswerNotStored, ConfigurationError, LeaseLost, RunUnknown
+from participant_sdk.idempotency.guard import RunMisused
+from participant_sdk.idempotency.inspection import AsyncInspection, Inspection
 from participant_sdk.idempotency.operation import Operation
 from participant_sdk.idempotency.record import State
-from participant_sdk.idempotency.run_state import RunMisused
 from tests.contract.idempotency.runs_world import ANSWER, ATOMIC, LEASED, MODES, NO, Working, desk_of, request_of
 from tests.contract.idempotency.world import World
 
@@ -123,7 +125,7 @@ async def test_a_zombie_leaves_nothing(world: World, operation: Operation) -> No
     async with desk_of(world) as desk, desk_of(world, engine=world.make_engine()) as other:
         zombie = await desk.begun(operation)
         await zombie.work("zombie")
-        if not world.is_sqlite:  # the zombie has the only lock for writing
+        if not (world.is_sqlite or world.has_snapshots):  # the zombie has the only lock for writing, or its record's
             desk.lapse()
             winner = await other.begun(operation)
             assert (winner.run.attempt, winner.run.fence > zombie.run.fence) == (2, True)
@@ -134,6 +136,27 @@ async def test_a_zombie_leaves_nothing(world: World, operation: Operation) -> No
             assert world.effects() == ["winner"]
         else:
             await zombie.do("fail_retryable")
+
+
+async def test_a_run_that_an_operator_has_ended_leaves_nothing(world: World, operation: Operation) -> None:
+    if operation is ATOMIC or world.is_sqlite or world.has_snapshots:
+        pytest.skip("there is no record yet, or the run has the only lock for writing, or its record's")
+    inspection: Any = (AsyncInspection if world.is_async else Inspection)(world.engine, tables=world.tables)
+    async with desk_of(world) as desk:
+        hanging = await desk.begun(operation)
+        await hanging.work("hanging")
+        record = await desk.record(operation)
+        assert record is not None
+        word = {"reason": "it hangs", "live": True}
+        await desk.call(inspection.resolve, record.key_hash, State.FAILED_RETRYABLE, **word)
+        again = await desk.begun(operation)
+        assert (again.run.attempt, again.run.fence > hanging.run.fence) == (2, True)
+        with pytest.raises(LeaseLost):
+            await hanging.succeed()
+        await again.work()
+        await again.succeed()
+        assert world.effects() == ["order"]
+        assert await desk.replayed(operation) == ANSWER
 
 
 async def test_the_derived_key_is_the_same_in_every_attempt(world: World, operation: Operation) -> None:

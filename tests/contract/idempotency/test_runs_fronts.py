@@ -1,14 +1,18 @@
 """Repeats that a front answers, and the sweeper that an Idempotency brings, on every database."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import create_engine, event
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from participant_sdk.errors import IdempotencyKeyReused
 from participant_sdk.idempotency.errors import InProgress
 from participant_sdk.idempotency.fronts import MemoryFront
+from participant_sdk.idempotency.inspection import AsyncInspection, Filter, FrontUnavailable, Inspection
+from participant_sdk.idempotency.moves import carry_out, carry_out_async
 from participant_sdk.idempotency.operation import Operation
 from participant_sdk.idempotency.record import State
 from participant_sdk.idempotency.redis_front import AsyncRedisFront, RedisFront
@@ -106,7 +110,7 @@ async def test_what_was_read_before_a_new_run_is_not_put_over_its_end(world: Wor
         second = await desk.begun(ATOMIC)
         async with second:
             await second.succeed()
-        front.put(old)  # by a thread that has stood still since it was read
+        await keep(desk, old)  # by a thread that has stood still since it was read
         assert await desk.replayed(ATOMIC) == ANSWER
         assert front.counts.hits == 1
 
@@ -125,6 +129,89 @@ async def test_redis_behind_memory_serves_several_processes(world: World, redis_
             assert await other.replayed(ATOMIC) == ANSWER
             assert other_near.counts.hits == 1
             assert statements.taken == 0
+        await close(desk, far)
+
+
+async def test_stores_in_two_databases_share_a_front_and_no_answers(world: World, other_url: Callable[[], str]) -> None:
+    """With one namespace, as staging beside production, or a shard beside another."""
+    url = other_url()
+    engine: Any = create_async_engine(url) if world.is_async else create_engine(url)
+    front = MemoryFront()
+    async with (
+        desk_of(world, fronts=[front], sweep=None) as desk,
+        desk_of(world, engine=engine, fronts=[front], sweep=None) as other,
+    ):
+        async with await desk.begun(ATOMIC) as run:
+            await run.succeed()
+        async with await other.begun(ATOMIC) as run:
+            await run.succeed(NO)
+        assert (await desk.replayed(ATOMIC), await other.replayed(ATOMIC)) == (ANSWER, NO)
+        assert front.counts.hits == 2
+        replay = await desk.begin(ATOMIC)
+        record = await desk.record()
+        assert not isinstance(replay, Working)
+        assert record is not None
+        assert replay.record.key_hash == record.key_hash, "of the store, not of the front"
+
+
+async def test_a_front_is_asked_where_nobody_has_called_start(world: World) -> None:
+    front = MemoryFront()
+    desk = Desk(world, world.engine, {"fronts": [front], "sweep": None})
+    async with await desk.begun(ATOMIC) as run:
+        await run.succeed()
+    statements = Statements(world)
+    assert await desk.replayed(ATOMIC) == ANSWER
+    assert (front.counts.hits, statements.taken) == (1, 0)
+
+
+@pytest.mark.parametrize("by", ["key", "tenant"])
+async def test_what_is_purged_is_in_no_front_that_was_named(world: World, redis_url: str, by: str) -> None:
+    near, far = MemoryFront(), redis_of(world, redis_url)
+    inspection: Any = (AsyncInspection if world.is_async else Inspection)(
+        world.engine, tables=world.tables, fronts=[near, far]
+    )
+    async with desk_of(world, fronts=[near, far], sweep=None) as desk:
+        async with await desk.begun(ATOMIC) as run:
+            await run.succeed(NO)
+        assert await desk.replayed(ATOMIC) == NO
+        old = await desk.record()
+        assert old is not None
+        if by == "key":
+            await desk.call(inspection.purge, old.key_hash)
+        else:
+            assert await desk.call(inspection.purge_many, Filter(tenant="shop")) == 1
+        await keep(desk, old)  # by a request that has stood still since it read the record
+        async with await desk.begun(ATOMIC) as run:
+            await run.work()
+            await run.succeed()
+        assert await desk.replayed(ATOMIC) == ANSWER
+        await close(desk, far)
+    assert world.effects() == ["order"]
+
+
+async def keep(desk: Desk, record: Any) -> None:
+    """Have a record put into the fronts, as one that the database has replayed."""
+    moves = desk.idempotency.setup.keep(record)
+    if desk.world.is_async:
+        await carry_out_async(moves, desk.engine)
+    else:
+        await desk.call(carry_out, moves, desk.engine)
+
+
+async def test_what_a_front_may_still_hold_is_not_deleted(world: World) -> None:
+    far = redis_of(world, "redis://127.0.0.1:1")
+    inspection: Any = (AsyncInspection if world.is_async else Inspection)(
+        world.engine, tables=world.tables, fronts=[far]
+    )
+    async with desk_of(world, sweep=None) as desk:
+        async with await desk.begun(ATOMIC) as run:
+            await run.succeed()
+        record = await desk.record()
+        assert record is not None
+        for purge, which in ((inspection.purge, record.key_hash), (inspection.purge_many, Filter(tenant="shop"))):
+            with pytest.raises(FrontUnavailable, match="nothing is deleted"):
+                await desk.call(purge, which)
+        assert await desk.replayed(ATOMIC) == ANSWER
         await close(desk, far)
 
 
@@ -176,7 +263,8 @@ async def test_the_sweeper_runs_from_start_to_close(world: World) -> None:
             await asyncio.wait_for(done.wait(), 60)
         assert sweeper.running
     assert not sweeper.running
-    assert world.query(f"SELECT state FROM {world.tables.records.name}") == [(int(State.SUCCEEDED),)]
+    left = world.query(f"SELECT state FROM {world.tables.records.name} WHERE operation <> ''")
+    assert left == [(int(State.SUCCEEDED),)]
 
 
 async def begun_at_last(desk: Desk, operation: Operation, key: str) -> Working:

@@ -11,10 +11,11 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from participant_sdk.idempotency.errors import ConfigurationError, LeaseLost
+from participant_sdk.idempotency.errors import ConfigurationError, InProgress, LeaseLost
+from participant_sdk.idempotency.guard import RunMisused
 from participant_sdk.idempotency.operation import Operation
 from participant_sdk.idempotency.record import State
-from tests.contract.idempotency.runs_world import ANSWER, ATOMIC, LEASED, MODES, NO, Desk, desk_of
+from tests.contract.idempotency.runs_world import ANSWER, ATOMIC, LEASED, MODES, NO, Desk, desk_of, request_of
 from tests.contract.idempotency.world import World
 
 modes = pytest.mark.parametrize("operation", MODES, ids=lambda operation: operation.mode.value)
@@ -103,6 +104,24 @@ async def test_the_run_commits_what_it_has_joined(world: World, operation: Opera
         assert await desk.replayed(operation) == ANSWER
 
 
+@modes
+async def test_a_session_that_is_closed_before_the_answer_is_no_success(world: World, operation: Operation) -> None:
+    async with desk_of(world) as desk, theirs(desk, "session") as on:
+        run = await desk.begun(operation)
+        await run.do("join", on)
+        await work(desk, on, "order")
+        await desk.call(on.close)
+        with pytest.raises(RunMisused, match="closed or rolled back before the answer"):
+            await run.succeed()
+        await run.do("fail_retryable")
+        again = await desk.begun(operation)
+        await again.do("join", on)
+        await desk.call(on.rollback)
+        await work(desk, on, "what was done after all")
+        await again.succeed()
+        assert world.effects() == ["what was done after all"]
+
+
 @kinds
 @modes
 async def test_the_run_rolls_back_what_it_has_joined(world: World, operation: Operation, kind: str) -> None:
@@ -128,6 +147,27 @@ async def test_a_zombie_that_completes_is_told_and_its_work_can_only_roll_back(w
             await run.do("complete", ANSWER, on)
         await desk.call(on.rollback)
         assert world.effects() == ["winner"]
+
+
+async def test_several_keys_are_one_local_transaction_in_any_order(world: World) -> None:
+    if world.is_sqlite:
+        pytest.skip("one local transaction writes at a time, whatever its keys")
+    both = [request_of("k1"), request_of("k2")]
+    async with desk_of(world) as desk:
+        one, other = ((AsyncSession if world.is_async else Session)(desk.engine) for _ in range(2))
+        firsts = [await desk.begun(ATOMIC, both[0], on=one), await desk.begun(ATOMIC, both[1], on=other)]
+        for request, session in ((both[1], one), (both[0], other)):
+            with pytest.raises(InProgress):
+                await desk.begin(ATOMIC, request, on=session)
+        for run in firsts:
+            await run.do("fail_retryable", "the other one has the other key")
+        await desk.call(other.close)
+        runs = [await desk.begun(ATOMIC, request, on=one) for request in both]
+        for run in runs:
+            await run.do("complete", ANSWER, one)
+        await desk.call(one.commit)
+        await desk.call(one.close)
+        assert [await desk.replayed(ATOMIC, request) for request in both] == [ANSWER] * 2
 
 
 @modes

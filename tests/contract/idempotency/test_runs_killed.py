@@ -14,21 +14,24 @@ from participant_sdk.idempotency.errors import InProgress, RunUnknown
 from participant_sdk.idempotency.operation import Operation
 from participant_sdk.idempotency.record import State
 from participant_sdk.idempotency.replay import Replay
+from participant_sdk.idempotency.testing import CRASH_VARIABLE, Point
 from tests import forks
-from tests.contract.idempotency.crash_program import POINTS, operation_of
+from tests.contract.idempotency.crash_program import operation_of
 from tests.contract.idempotency.runs_world import ANSWER, Desk, Working, desk_of
 from tests.contract.idempotency.world import World
 
+NEVER = "never"
 MODES = (("atomic", "auto"), ("leased", "auto"), ("leased", "never"))
 
 
 def killed(world: World, mode: str, take_over: str, point: str) -> str:
     """What the process printed before it was killed."""
-    program = ["tests.contract.idempotency.crash_program", world.flavour, world.url, mode, take_over, point]
-    with forks.start(program, env=dict(os.environ), stdout=subprocess.PIPE) as process:
+    program = ["tests.contract.idempotency.crash_program", world.flavour, world.url, mode, take_over]
+    environment = dict(os.environ) if point == NEVER else {**os.environ, CRASH_VARIABLE: point}
+    with forks.start(program, env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         printed = process.stdout.read()
-        assert process.wait(60) == (0 if point == "never" else -9), printed
+        assert process.wait(60) == (0 if point == NEVER else -9), printed
         return printed.strip()
 
 
@@ -45,12 +48,11 @@ async def repeated(desk: Desk, operation: Operation) -> Working | Replay | RunUn
             return unknown
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [*(point.value for point in Point), NEVER])
 @pytest.mark.parametrize(("mode", "take_over"), MODES)
+@pytest.mark.parametrize("flavour", ["sqlite-sync", "sqlite-async", "postgres-sync", "mariadb-async"], indirect=True)
 async def test_killed_at(world: World, mode: str, take_over: str, point: str) -> None:
-    if world.level:
-        pytest.skip("the same as without")
-    if point == "during the commit" and (world.is_sqlite or world.flavour.startswith("mariadb-async")):
+    if point == Point.DURING_COMMIT and (world.is_sqlite or world.flavour.startswith("mariadb-async")):
         pytest.skip("the COMMIT of this driver cannot be cut in the middle")
     operation = operation_of(mode, take_over)
     printed = killed(world, mode, take_over, point)
@@ -58,10 +60,10 @@ async def test_killed_at(world: World, mode: str, take_over: str, point: str) ->
         found = await repeated(desk, operation)
         record = await desk.record(operation)
         effects = world.effects()
-        if point in ("after the commit", "never"):
+        if point in (Point.AFTER_BUSINESS_COMMIT, Point.BEFORE_ANSWER, NEVER):
             assert isinstance(found, Replay)
-            assert printed == ("ran" if point == "never" else "")
-        elif point != "during the commit":
+            assert printed == ("ran" if point == NEVER else "")
+        elif point != Point.DURING_COMMIT:
             assert not isinstance(found, Replay)
         match found:
             case Replay():
@@ -71,14 +73,14 @@ async def test_killed_at(world: World, mode: str, take_over: str, point: str) ->
                 assert record.state is State.SUCCEEDED
             case RunUnknown():
                 assert (mode, take_over) == ("leased", "never")
-                assert point in ("after the claim", "before the commit", "during the commit")
+                assert point in (Point.AFTER_CLAIM, Point.BEFORE_BUSINESS_COMMIT, Point.DURING_COMMIT)
                 assert effects == []
                 assert record is not None
                 assert record.state is State.UNKNOWN
             case Working():
-                assert take_over == "auto" or point == "before the claim"
+                assert take_over == "auto" or point == Point.BEFORE_CLAIM
                 assert effects == []
-                claimed = mode == "leased" and point != "before the claim"
+                claimed = mode == "leased" and point != Point.BEFORE_CLAIM
                 assert found.run.attempt == (2 if claimed else 1)
                 async with found as run:
                     await run.work()

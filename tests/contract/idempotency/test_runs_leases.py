@@ -8,10 +8,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
 from participant_sdk.context import in_context
 from participant_sdk.idempotency.current import current_run
 from participant_sdk.idempotency.errors import InProgress, LeaseLost
+from participant_sdk.idempotency.faults import LostRace
 from participant_sdk.idempotency.machine import TakeOver
 from participant_sdk.idempotency.operation import Mode, Operation
 from participant_sdk.idempotency.record import State
@@ -92,7 +94,8 @@ async def test_a_heartbeat_outlives_its_connection(world: World) -> None:
         run = await desk.begun(SHORT)
         await renewals(world, 2)
         renewing = "(query LIKE '%unnest%' OR query = 'COMMIT') AND pid <> pg_backend_pid()"
-        assert world.query(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {renewing}") == [(True,)]
+        last = f"SELECT pid FROM pg_stat_activity WHERE {renewing} ORDER BY state_change DESC LIMIT 1"
+        assert world.query(f"SELECT pg_terminate_backend(({last}))") == [(True,)]
         await renewals(world, 3)
         assert not run.run.lost
         await run.succeed()
@@ -111,6 +114,75 @@ async def test_the_heartbeat_needs_no_connection_of_the_pool(world: World) -> No
         await run.succeed()
 
 
+@pytest.mark.parametrize(
+    ("flavour", "own", "by_server"),
+    [
+        ("postgres-sync-repeatable_read", True, True),
+        ("postgres-async-serializable", False, False),
+        ("mariadb-sync", False, True),
+        ("mariadb-async", True, False),
+    ],
+    indirect=["flavour"],
+)
+async def test_a_lease_outlives_work_that_sees_one_snapshot(world: World, own: bool, by_server: bool) -> None:
+    """A renewal in the middle of it would bar its completion."""
+    options: dict[str, Any] = {}
+    if not world.is_postgres:
+        options["connect_args"] = {"init_command": "SET SESSION innodb_snapshot_isolation = ON"}
+        options["isolation_level"] = None if by_server else "REPEATABLE READ"
+    elif by_server:
+        level = world.level.lower().replace(" ", "\\ ")
+        options["connect_args"] = {"options": f"-c default_transaction_isolation={level}"}
+        options["isolation_level"] = None
+    engine = world.make_engine(**options)
+    async with desk_of(world, engine=engine) as desk:
+        renew, renewals_seen = desk.idempotency.setup.store.renew, []
+
+        def noted(held: Any) -> Any:
+            kept = yield from renew(held)
+            renewals_seen.append(kept)
+            return kept
+
+        desk.idempotency.setup.store.renew = noted
+        run = await desk.begun(SHORT)
+        await until(lambda: len(renewals_seen) > 1)
+        connection = None
+        if not own:
+            connection = await desk.call(engine.connect)
+            await run.do("join", connection)
+        await desk.on(await run.do("connect"), lambda db: db.execute(text("SELECT * FROM effects")).all())
+        await run.work()
+        seen = len(renewals_seen)
+        await until(lambda: len(renewals_seen) > seen + 3)  # more than a lease
+        assert all(renewals_seen)  # it is still there
+        with pytest.raises(InProgress):
+            await desk.begin(SHORT)
+        await run.succeed()
+        if connection is not None:
+            await desk.call(connection.close)
+        assert world.effects() == ["order"]
+        await desk.replayed(SHORT)
+
+
+@pytest.mark.parametrize("flavour", ["postgres-sync", "postgres-async"], indirect=True)
+async def test_a_snapshot_that_is_older_than_the_lease_is_not_joined(world: World) -> None:
+    """It could not be completed in the end: better be told before the work."""
+    kind: Any = psycopg.AsyncConnection if world.is_async else psycopg.Connection
+    async with desk_of(world) as desk:
+        raw = await desk.call(kind.connect, world.url.replace("+psycopg", ""))
+        await desk.call(raw.set_isolation_level, psycopg.IsolationLevel.REPEATABLE_READ)
+        run = await desk.begun(SHORT)
+        await desk.call(raw.execute, "SELECT * FROM effects")
+        await renewals(world, 2)
+        with pytest.raises(LostRace, match="join a local transaction before its first statement"):
+            await run.do("join", raw)
+        await run.do("fail_retryable")
+        again = await desk.begun(SHORT)
+        await again.do("join", raw)
+        await again.succeed()
+        await desk.call(raw.close)
+
+
 async def test_the_context_goes_into_threads(world: World) -> None:
     async with desk_of(world) as desk, await desk.begun(LEASED) as run:
         seen: list[Any] = []
@@ -127,8 +199,9 @@ async def test_the_context_goes_into_threads(world: World) -> None:
 
 @pytest.fixture
 def listening(world: World) -> World:
-    if not world.is_postgres or world.has_snapshots:
-        pytest.skip("only PostgreSQL tells, under READ COMMITTED")
+    """Only PostgreSQL tells, under READ COMMITTED."""
+    assert world.is_postgres
+    assert not world.has_snapshots
     return world
 
 
@@ -155,11 +228,16 @@ async def waiting(desk: Desk, world: World) -> "asyncio.Task[Any]":
     return task
 
 
-async def test_an_end_is_told_long_before_the_next_look(listening: World) -> None:
-    async with desk_of(listening) as desk, desk_of(listening, engine=listening.make_engine(), poll_s=55) as other:
+@pytest.mark.parametrize("apart", [False, True], ids=["its engine", "an engine around a pooler"])
+async def test_an_end_is_told_long_before_the_next_look(listening: World, apart: bool) -> None:
+    around = listening.make_engine(connect_args={"application_name": "around"}) if apart else True
+    engine = listening.make_engine()
+    async with desk_of(listening) as desk, desk_of(listening, engine=engine, poll_s=55, listen=around) as other:
         run = await desk.begun(LEASED)
         assert not listens(listening)
         task = await waiting(other, listening)
+        asking = f"SELECT application_name FROM pg_stat_activity WHERE pid = {listeners(listening)[0]}"
+        assert (listening.query(asking) == [("around",)]) is apart
         began_at = time.monotonic()
         await run.succeed()
         assert await task == ANSWER

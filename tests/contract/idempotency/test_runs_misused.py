@@ -1,17 +1,18 @@
 """What a user may do to the local transaction of a run, and may not: no effect without its record, whatever he does."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Column, MetaData, String, Table, create_engine, text
+from sqlalchemy import DDL, Column, Connection, MetaData, String, Table, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, registry
 
 from participant_sdk.errors import ConfigurationError
+from participant_sdk.idempotency.guard import RunMisused
 from participant_sdk.idempotency.operation import Operation
-from participant_sdk.idempotency.run_state import RunMisused
 from tests.contract.idempotency.runs_world import ATOMIC, LEASED, MODES, Desk, Working, desk_of, insert, request_of
 from tests.contract.idempotency.world import World
 
@@ -71,6 +72,81 @@ async def test_a_commit_that_was_refused_is_followed_by_no_success(
         if connection is not None:
             await desk.call(connection.close)
         assert world.effects() == []
+
+
+@pytest.mark.parametrize("operation", MODES, ids=lambda operation: operation.mode.value)
+@pytest.mark.parametrize("own", [True, False], ids=["own", "joined"])
+async def test_a_commit_as_sql_is_refused(world: World, operation: Operation, own: bool) -> None:
+    """The connection stays as it was: nothing of that has come to the driver."""
+    sayings: list[Callable[[Connection], Any]] = [
+        lambda db: db.execute(text("COMMIT")),
+        lambda db: db.exec_driver_sql("SELECT 1; commit"),
+        lambda db: db.execute(DDL("ROLLBACK")),  # type: ignore[no-untyped-call]
+    ]
+    async with desk_of(world) as desk:
+        connection = None if own else await connection_of(desk)
+        for saying in sayings:
+            working = await desk.begun(operation) if own else await joined(desk, operation, connection)
+            used = await working.do("connect")
+            await desk.on(used, insert("order"))
+            with pytest.raises(RunMisused, match=r"the work executed (COMMIT|ROLLBACK): its local transaction ends"):
+                await desk.on(used, saying)
+            with pytest.raises(RunMisused):
+                await working.succeed()
+            await working.do("fail_retryable")
+            assert world.effects() == []
+        if connection is not None:
+            await desk.on(connection, insert("after"))
+            await desk.on(connection, sayings[0])
+            await desk.call(connection.close)
+
+
+@pytest.mark.parametrize("flavour", ["postgres-sync", "postgres-async"], indirect=True)
+@pytest.mark.parametrize("operation", MODES, ids=lambda operation: operation.mode.value)
+async def test_a_driver_connection_is_not_committed_by_the_work(world: World, operation: Operation) -> None:
+    kind: Any = psycopg.AsyncConnection if world.is_async else psycopg.Connection
+    async with desk_of(world) as desk:
+        raw = await desk.call(kind.connect, world.url.replace("+psycopg", ""))
+        for commit in (lambda: raw.commit(), lambda: raw.execute("COMMIT")):
+            working = await joined(desk, operation, raw)
+            await desk.call(raw.execute, SQL)
+            with pytest.raises(RunMisused, match="its local transaction ends with its record"):
+                await desk.call(commit)
+            with pytest.raises(RunMisused):
+                await working.succeed()
+            await working.do("fail_retryable")
+            assert world.effects() == []
+        working = await joined(desk, operation, raw)
+        block = raw.transaction()
+        await desk.call(block.__aenter__ if world.is_async else block.__enter__)
+        await desk.call(raw.execute, SQL)
+        await desk.call(block.__aexit__ if world.is_async else block.__exit__, None, None, None)
+        assert world.effects() == []  # it was a savepoint's
+        await working.succeed()
+        assert world.effects() == ["order"]
+        await desk.call(raw.execute, SQL.replace("order", "more"))
+        await desk.call(raw.commit)
+        await desk.call(raw.close)
+        assert world.effects() == ["more", "order"]
+
+
+async def test_a_run_within_another_does_not_commit_for_it(world: World) -> None:
+    """On one connection; nor is it free before the outer one has ended."""
+    async with desk_of(world) as desk:
+        if kind := world.is_postgres and (psycopg.AsyncConnection if world.is_async else psycopg.Connection):
+            connection: Any = await desk.call(kind.connect, world.url.replace("+psycopg", ""))
+        else:
+            connection = await connection_of(desk)
+        outer = await joined(desk, LEASED, connection)
+        within = await desk.begun(LEASED, request_of("k2"))
+        await within.do("join", connection)
+        with pytest.raises(RunMisused, match=r"called commit\(\)"):
+            await within.succeed()
+        with pytest.raises(RunMisused, match=r"called commit\(\)"):
+            await desk.call(connection.commit)
+        await outer.do("fail_retryable")
+        await desk.call(connection.commit)
+        await desk.call(connection.close)
 
 
 async def test_what_was_joined_may_be_committed_again_after_the_run(world: World) -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from participant_sdk.idempotency.errors import IdempotencyKeyReused, InProgress, RunUnknown, StoreUnavailable
 from participant_sdk.idempotency.machine import TakeOver
@@ -41,6 +43,45 @@ async def test_fifty_at_once_and_a_pool_of_five(world: World, operation: Operati
         answers = await asyncio.gather(*(ordered(desk, patient(operation), pause_s=0.2) for _ in range(50)))
     assert answers == [ANSWER] * 50
     assert world.effects() == ["order"]
+
+
+async def test_who_waits_for_a_run_of_this_process_asks_the_database_nothing(world: World) -> None:
+    async with desk_of(world, waiters_per_key_max=50) as desk:
+        run = await desk.begun(ATOMIC)
+        await run.work()
+        taken: list[Any] = []
+        engine = getattr(desk.engine, "sync_engine", desk.engine)
+        event.listen(engine.pool, "checkout", lambda *arguments: taken.append(arguments))
+        waiting = [asyncio.create_task(desk.replayed(patient(ATOMIC))) for _ in range(20)]
+        await waited_for(desk, 20)
+        await run.succeed()
+        assert await asyncio.gather(*waiting) == [ANSWER] * 20
+        assert taken == []
+
+
+async def test_nothing_is_prepared_where_the_driver_may_not(world: World) -> None:
+    """As behind a pooler that gives each transaction another connection."""
+    if not world.is_postgres:
+        pytest.skip("only psycopg prepares")
+    prepared: list[str] = []
+    engine = world.make_engine(connect_args={"prepare_threshold": None})
+
+    def look(connection: Any, record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("SELECT name FROM pg_prepared_statements")
+        prepared.extend(name for (name,) in cursor.fetchall())
+        cursor.close()
+        connection.rollback()
+
+    event.listen(getattr(engine, "sync_engine", engine).pool, "checkin", look)
+    async with desk_of(world, engine=engine) as desk:
+        for operation in MODES:
+            request = request_of(operation.mode.value)
+            async with await desk.begun(operation, request) as run:
+                await run.work()
+                await run.succeed()
+            assert await desk.replayed(operation, request) == ANSWER
+    assert prepared == []
 
 
 @modes

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, delete, text, update
+from sqlalchemy import create_engine, delete, event, text, update
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from participant_sdk.errors import ConfigurationError
@@ -43,6 +43,10 @@ def locking(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shelf]:
 @pytest.fixture(params=["sync", "async"])
 def stack(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+def sql_of(shelf: Shelf) -> SweepingSql:
+    return SweepingSql(words_of(shelf.engine.dialect, shelf.tables), store_of(shelf.engine.dialect, shelf.tables))
 
 
 async def test_only_what_has_expired_goes(shelf: Shelf, stack: str) -> None:
@@ -104,7 +108,7 @@ async def test_several_at_once_do_it_once(shelf: Shelf) -> None:
 @pytest.mark.parametrize("change", ["taken over", "extended", "gone"])
 def test_what_has_changed_since_it_was_seen_stays(shelf: Shelf, change: str) -> None:
     shelf.put(1, left_ms=-1)
-    sql = SweepingSql(words_of(shelf.engine.dialect, shelf.tables))
+    sql = sql_of(shelf)
     records = shelf.tables.records
     view = sweeping_view(shelf.engine)
     with view.connect() as connection:
@@ -141,7 +145,7 @@ def test_inserts_go_on_while_it_deletes(locking: Shelf) -> None:
     if locking.engine.dialect.name == "postgresql":
         hurry = {"options": "-c lock_timeout=5s"}
     impatient = replace(locking, engine=create_engine(locking.url, connect_args=hurry))
-    sql = SweepingSql(words_of(locking.engine.dialect, locking.tables))
+    sql = sql_of(locking)
     keys = [key_of(number) for number in range(20)]
     stopped, go_on = threading.Event(), threading.Event()
 
@@ -208,6 +212,59 @@ async def test_in_the_background(shelf: Shelf, stack: str) -> None:
     assert state.last is not None
     assert state.last.unknown == 1
     assert not [thread for thread in threading.enumerate() if thread.name == "tricord-sweep"]
+
+
+def test_the_turn_is_one_processs_at_a_time(shelf: Shelf) -> None:
+    sql = sql_of(shelf)
+
+    def done(script: Any) -> bool:
+        with sweeping_view(shelf.engine).connect() as connection:
+            return bool(run(script, connection))
+
+    def lapse() -> None:
+        with shelf.engine.begin() as connection:
+            connection.execute(update(shelf.tables.records).values(lease_until_ms=0))
+
+    assert not done(sql.keep_turn("one", HOUR_MS)), "nobody has it yet"
+    assert done(sql.take_turn("one", HOUR_MS))
+    assert not done(sql.take_turn("other", HOUR_MS))
+    assert not done(sql.keep_turn("other", HOUR_MS))
+    assert done(sql.keep_turn("one", HOUR_MS))
+    lapse()
+    assert done(sql.take_turn("other", HOUR_MS)), "of one that has died"
+    assert not done(sql.keep_turn("one", HOUR_MS)), "it only stood still, and is told"
+
+
+def end_turn(shelf: Shelf) -> None:
+    with shelf.engine.begin() as connection:
+        connection.execute(update(shelf.tables.records).values(lease_until_ms=0))
+
+
+async def test_only_one_process_sweeps_in_the_background(shelf: Shelf, stack: str) -> None:
+    shelf.put_many(range(30), left_ms=-1)
+    with sweeping_view(shelf.engine).connect() as connection:
+        assert run(sql_of(shelf).take_turn("another process", HOUR_MS), connection)
+    engine: Any = create_engine(shelf.url) if stack == "sync" else create_async_engine(shelf.async_url)
+    swept, asked = threading.Event(), threading.Semaphore(0)
+    event.listen(getattr(engine, "sync_engine", engine).pool, "checkout", lambda *_: asked.release())
+    settings = replace(SOON, on_report=lambda report: swept.set())
+    sweeper: Any = (Sweeper if stack == "sync" else AsyncSweeper)(engine, shelf.tables, settings)
+    sweeper.start()
+    try:
+        for _ in range(4):
+            assert await asyncio.to_thread(asked.acquire, timeout=60)
+        assert not swept.is_set()
+        assert (sweeper.state.rounds, shelf.count()) == (0, 30)
+        await asyncio.to_thread(end_turn, shelf)  # in this thread the sweeper may be in the middle of a statement
+        assert await asyncio.to_thread(swept.wait, 60)
+    finally:
+        if stack == "sync":
+            sweeper.stop()
+            engine.dispose()
+        else:
+            await sweeper.stop()
+            await engine.dispose()
+    assert shelf.count() == 0
 
 
 async def test_it_keeps_its_pace(shelf: Shelf, stack: str) -> None:

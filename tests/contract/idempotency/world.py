@@ -10,15 +10,16 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import psycopg
-from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import Connection, Engine, text
 
 from participant_sdk.idempotency.prepare import check_engine, errors_told, make_table
 from participant_sdk.idempotency.record import Answer, Codec, Fingerprint, Record, State
 from participant_sdk.idempotency.store import Claim, Held, Outcome, Store
 from participant_sdk.idempotency.tables import DEFAULT, IdempotencyTables
+from participant_sdk.idempotency.testing import expire_row, lapse_row
 from participant_sdk.steps import Step, run, run_async
 from tests.contract.participant.world import sync_url
+from tests.engines import async_engine, sync_engine
 
 R = TypeVar("R")
 
@@ -81,7 +82,7 @@ class World:
         self.url = url
         self.tables = tables
         self.engine = self.make_engine()
-        self.auditor: Engine = create_engine(sync_url(url))
+        self.auditor: Engine = sync_engine(sync_url(url))
         self.store: Store
 
     @property
@@ -92,7 +93,7 @@ class World:
     def make_engine(self, **options: Any) -> Any:
         """Another engine of the flavour: that of another process."""
         options = {**({"isolation_level": self.level} if self.level else {}), **options}
-        return create_async_engine(self.url, **options) if self.is_async else create_engine(self.url, **options)
+        return async_engine(self.url, **options) if self.is_async else sync_engine(self.url, **options)
 
     async def __aenter__(self) -> "World":
         try:
@@ -199,11 +200,13 @@ class World:
 
     def lapse(self, key_hash: bytes) -> None:
         """The time of the lease goes by."""
-        self.change(f"UPDATE {TABLE} SET lease_until_ms = 0 WHERE key_hash = :key", key=key_hash)
+        with self.auditor.begin() as db:
+            lapse_row(db, self.tables, key_hash)
 
     def expire(self, key_hash: bytes) -> None:
         """The time of the answer goes by."""
-        self.change(f"UPDATE {TABLE} SET expires_ms = 0 WHERE key_hash = :key", key=key_hash)
+        with self.auditor.begin() as db:
+            expire_row(db, self.tables, key_hash)
 
     def effects(self) -> list[str]:
         """The rows of the business that stayed."""

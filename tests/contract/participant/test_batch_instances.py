@@ -1,8 +1,8 @@
 """Batches of two instances of a participant, whose rows cross, and of one that is killed in the middle."""
 
 import asyncio
+import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from participant_sdk.call import IncomingCall, Outcome, fingerprint
 from participant_sdk.fence import Phase
 from participant_sdk.gathering import Answers
 from participant_sdk.payload import encode
+from tests import forks
 from tests.contract.participant.test_batch import new_xids, sent, unfinished
 from tests.contract.participant.test_lost_connections import end_connections
 from tests.contract.participant.together import ACCOUNT, Together
@@ -120,22 +121,23 @@ async def test_a_batch_that_is_killed_in_the_middle_leaves_nothing(
         assert unfinished(after) == []
     finally:
         process.kill()
-        process.communicate()
+        with process:  # its streams are closed
+            pass
         await first.close()
         await after.close()
 
 
-def started(flavour: str, url: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.contract.participant.together_process", flavour, url],
+def started(flavour: str, url: str) -> forks.Running:
+    return forks.start(
+        ["tests.contract.participant.together_process", flavour, url],
+        env=os.environ,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
     )
 
 
 def _kill_in_the_middle(
-    process: subprocess.Popen[str], world: Together, phase: Any, stopper: str, xids: list[str], modes: list[str]
+    process: forks.Running, world: Together, phase: Any, stopper: str, xids: list[str], modes: list[str]
 ) -> None:
     """It runs a call that waits; the others wait for that, and then run together until the third one waits."""
     assert process.stdout is not None

@@ -40,7 +40,7 @@ RUNNING = (TRIED, False, True)
 """An intent: neither is its Try finished, nor is it anybody else's."""
 
 
-def lost_answer(script: Callable[..., Generator[Step, Any, None]]) -> Callable[..., Generator[Step, Any, None]]:
+def lost_answer(script: Callable[..., Generator[Step, Any, Any]]) -> Callable[..., Generator[Step, Any, None]]:
     """The script's COMMIT is done, and its answer is lost."""
 
     def lost(*arguments: Any, **named: Any) -> Generator[Step, Any, None]:

@@ -1,8 +1,8 @@
 """An external Try whose process is killed (protocol C4): before it has asked the provider, or after."""
 
 import asyncio
+import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
+from tests import forks
 from tests.contract.participant.till import Provider, Till
 from tests.contract.participant.world import CANCEL, CONFIRM, DONE, TRY, UNKNOWN, VIOLATION, new_xid
 from tricord.v1 import participant_pb2_grpc
@@ -27,11 +28,11 @@ class Process:
     def __init__(self, till: Till) -> None:
         self.till = till
         self.channel: grpc.aio.Channel | None = None
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.contract.participant.till_process", till.flavour, till.url],
+        self.process = forks.start(
+            ["tests.contract.participant.till_process", till.flavour, till.url],
+            env=os.environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
             cwd=ROOT,
         )
 
@@ -71,7 +72,7 @@ class Process:
         await asyncio.to_thread(self.process.wait, 30)
 
     async def end(self) -> None:
-        await asyncio.to_thread(self.process.communicate, timeout=30)
+        await asyncio.to_thread(self.process.__exit__, None, None, None)
         if self.channel is not None:
             await self.channel.close()
 

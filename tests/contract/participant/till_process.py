@@ -9,6 +9,7 @@ provider, and waits for a line that answers it. It ends when its input does.
 import asyncio
 import sys
 import threading
+import warnings
 
 from tests.contract.participant.till import Key, Provider, Till
 
@@ -53,4 +54,5 @@ async def main(flavour: str, url: str) -> None:
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("error")
     asyncio.run(main(*sys.argv[1:]))

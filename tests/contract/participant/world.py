@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from participant_sdk import Call, Participant, Payload, Refused
 from participant_sdk.payload import encode
+from tests.engines import async_engine, sync_engine
 from tricord.v1 import participant_pb2, participant_pb2_grpc, types_pb2
 
 TRY, CONFIRM, CANCEL = participant_pb2.PHASE_TRY, participant_pb2.PHASE_CONFIRM, participant_pb2.PHASE_CANCEL
@@ -96,6 +97,13 @@ def _commit_in_the_driver(db: Connection) -> None:
     db.connection.dbapi_connection.commit()  # type: ignore[union-attr]
 
 
+_COPIED = "result, result_content_type, refusal_reason, refusal_message, created_at, modified_at, finished_at"
+_COPY = (
+    f"INSERT INTO tcc_fence_log (xid, branch_id, participant, action, status, {_COPIED}) "
+    f"SELECT :xid, branch_id, participant, action, status, {_COPIED} FROM tcc_fence_log WHERE xid = :other"
+)
+
+
 def do_try(db: Connection, call: Call[Debit]) -> Any:
     """Try's work, for both flavours."""
     mode = call.payload.mode
@@ -135,6 +143,11 @@ def do_try(db: Connection, call: Call[Debit]) -> Any:
             _commit_in_the_driver(db)
             effect(db, call, "step 2")
         case "driver_commit_and_refuse":
+            _commit_in_the_driver(db)
+            raise Refused("no")
+        case "refuse_too_late":  # another call for the branch has come to its end meanwhile, as that of the account
+            db.connection.dbapi_connection.rollback()  # type: ignore[union-attr]
+            db.execute(text(_COPY), {"xid": call.xid, "other": call.payload.account})
             _commit_in_the_driver(db)
             raise Refused("no")
         case "refuse_when_locked":
@@ -205,15 +218,15 @@ class World:
         self.settings = settings
         self.gates: dict[str, Gate] = {}
         self.engine = self.make_engine()
-        self.auditor: Engine = create_engine(sync_url(url))
+        self.auditor: Engine = sync_engine(sync_url(url))
         self.participant = self.make_participant()
         self.serving: Any = None
 
     def make_engine(self, **options: Any) -> Any:
         options = {**self.isolation, **options}
         if self.is_async:
-            return create_async_engine(self.url, **options)
-        return create_engine(self.url, **options)
+            return async_engine(self.url, **options)
+        return sync_engine(self.url, **options)
 
     def gate(self, account: str) -> Gate:
         """Handlers for this account will wait at the gate (mode "slow")."""

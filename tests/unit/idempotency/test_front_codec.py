@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from participant_sdk.idempotency.front_codec import VERSION, decode, encode
 from participant_sdk.idempotency.record import Answer, Codec, Fingerprint, Record, State
-from tests.unit.idempotency.records import record_of
+from participant_sdk.idempotency.testing.front_suite import record_of
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _BYTES = st.binary(max_size=30)

@@ -2,21 +2,28 @@
 
 import random
 import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.idempotency.fronts import (
+    RECORD_BYTES,
+    AnyFront,
     AsyncFront,
     Front,
     MemoryFront,
     bytes_of,
+    check_erasing,
     check_fronts,
     fit,
 )
 from participant_sdk.idempotency.record import Record, State
-from tests.unit.idempotency.records import ANSWER, record_of
+from participant_sdk.idempotency.testing import front_suite
+from participant_sdk.idempotency.testing.front_suite import ANSWER, FrontSuite, record_of
 
 
 class Clock:
@@ -35,6 +42,87 @@ class Remote:
 
     async def put(self, record: Record) -> None:
         pass
+
+
+class TestMemoryFront(FrontSuite):
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[AnyFront]:
+        yield MemoryFront()
+
+
+class Awaited:
+    """A front in memory that has to be waited for."""
+
+    def __init__(self) -> None:
+        self.front = MemoryFront()
+
+    async def get(self, key_hash: bytes) -> Record | None:
+        return self.front.get(key_hash)
+
+    async def put(self, record: Record) -> None:
+        self.front.put(record)
+
+
+class TestAwaitedFront(FrontSuite):
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[AnyFront]:
+        yield Awaited()
+
+
+class Faulty(Awaited):
+    """A front with one fault."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+        self.held: dict[bytes, Record] = {}
+
+    async def get(self, key_hash: bytes) -> Record | None:
+        match self.fault:
+            case "one answer for all":
+                return next(iter(self.held.values()), None)
+            case "forgets headers":
+                found = await super().get(key_hash)
+                answer = None if found is None or found.answer is None else replace(found.answer, headers=())
+                return found and replace(found, answer=answer)
+            case "holds everything" | "keeps the first":
+                return self.held.get(key_hash)
+            case "awaits a number":
+                return 7  # type: ignore[return-value]
+        return None
+
+    async def put(self, record: Record) -> None:
+        if self.fault == "keeps the first":
+            self.held.setdefault(record.key_hash, record)
+        else:
+            self.held[record.key_hash] = record
+        await super().put(record)
+
+
+@pytest.mark.parametrize(
+    ("fault", "test"),
+    [
+        ("holds nothing", "what_is_put_is_found_as_it_was"),
+        ("forgets headers", "what_is_put_is_found_as_it_was"),
+        ("awaits a number", "what_is_put_is_found_as_it_was"),
+        ("one answer for all", "each_key_has_its_own"),
+        ("holds nothing", "every_kind_of_end_is_held"),
+        ("holds everything", "what_is_not_final_is_not_held"),
+        ("holds everything", "what_has_expired_is_not_found"),
+        ("holds everything", "an_older_fence_never_replaces_a_newer_one"),
+        ("keeps the first", "an_older_fence_never_replaces_a_newer_one"),
+        ("one answer for all", "many_at_once_get_what_is_theirs"),
+    ],
+)
+def test_the_suite_notices(fault: str, test: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OfFaulty(FrontSuite):
+        @asynccontextmanager
+        async def opened(self) -> AsyncIterator[AnyFront]:
+            yield Faulty(fault)
+
+    monkeypatch.setattr(front_suite, "WAIT_S", 0.5)
+    with pytest.raises(AssertionError):
+        getattr(OfFaulty(), f"test_{test}")()
 
 
 def test_what_is_put_is_found_with_the_times_of_now() -> None:
@@ -68,40 +156,6 @@ def test_nothing_is_held_longer_than_the_front_may() -> None:
     assert front.get(record_of().key_hash) is None
 
 
-@pytest.mark.parametrize("state", [State.PROCESSING, State.FAILED_RETRYABLE, State.UNKNOWN])
-def test_what_has_not_ended_is_not_held(state: State) -> None:
-    front = MemoryFront()
-    front.put(record_of(state=state))
-    assert front.get(record_of().key_hash) is None
-
-
-@pytest.mark.parametrize("left_ms", [None, 0, -1])
-def test_what_is_over_is_not_held(left_ms: int | None) -> None:
-    front = MemoryFront()
-    front.put(record_of(expires_left_ms=left_ms))
-    assert front.get(record_of().key_hash) is None
-
-
-@pytest.mark.parametrize("state", [State.SUCCEEDED, State.FAILED_FINAL, State.TOMBSTONE])
-def test_what_has_ended_is_held(state: State) -> None:
-    front = MemoryFront()
-    front.put(record_of(state=state))
-    assert front.get(record_of().key_hash) is not None
-
-
-def test_an_older_fence_never_replaces_a_newer_one() -> None:
-    front = MemoryFront()
-    front.put(record_of(fence=7))
-    front.put(record_of(fence=6, state=State.FAILED_FINAL))
-    found = front.get(record_of().key_hash)
-    assert found is not None
-    assert (found.fence, found.state) == (7, State.SUCCEEDED)
-    front.put(record_of(fence=8, state=State.FAILED_FINAL))
-    found = front.get(record_of().key_hash)
-    assert found is not None
-    assert found.fence == 8
-
-
 def test_it_keeps_the_last_used_in_so_many_bytes() -> None:
     size = bytes_of(record_of())
     front = MemoryFront(bytes_max=3 * size)
@@ -132,6 +186,31 @@ def test_it_holds_so_many_entries() -> None:
         front.put(record_of(key))
     assert front.counts.entries == 2
     assert front.get(record_of(1).key_hash) is None
+
+
+def test_what_is_erased_does_not_come_back() -> None:
+    front = MemoryFront()
+    front.put(record_of())
+    front.forget({record_of().key_hash: record_of().fence})
+    assert front.get(record_of().key_hash) is None
+    front.put(record_of())
+    assert front.get(record_of().key_hash) is None, "by who has read it before"
+    assert front.counts.bytes_held == RECORD_BYTES
+    front.put(record_of(fence=record_of().fence + 1))
+    assert front.get(record_of().key_hash) is not None, "another run of the key is another record"
+
+
+def test_what_cannot_forget_is_refused() -> None:
+    class AsyncErasing(Remote):
+        async def forget(self, fences: Mapping[bytes, int]) -> None:
+            pass
+
+    check_erasing([MemoryFront()], asyncio=False)
+    check_erasing([MemoryFront(), AsyncErasing()], asyncio=True)
+    with pytest.raises(ConfigurationError, match=r"fronts\[0\] .* has no forget"):
+        check_erasing([Remote()], asyncio=True)  # type: ignore[list-item]
+    with pytest.raises(ConfigurationError, match="is for AsyncInspection"):
+        check_erasing([AsyncErasing()], asyncio=False)
 
 
 def test_flush_forgets_everything() -> None:

@@ -48,6 +48,8 @@ def policy(**settings: Any) -> GrpcOperation:
         ({"request_bytes_max": 0}, "request_bytes_max 0 is not 1 to"),
         ({"stored_codes": [CODE.NOT_FOUND], "server_streaming": ServerStreaming.TOMBSTONE}, "must be empty"),
         ({"stored_codes": [5]}, "stored_codes holds 5"),
+        ({"restore": lambda answer: answer}, "restore is there without redact"),
+        ({"redact": "seal"}, "redact cannot be called"),
         *(
             ({"stored_codes": [code]}, f"stored_codes holds {code.name}, after which")
             for code in sorted(NEVER_STORED, key=str)
@@ -84,15 +86,27 @@ pairs = st.lists(
 
 
 @given(
-    code=st.sampled_from(list(CODE)), message=text, trailing=pairs, body=st.binary(max_size=50), streamed=st.booleans()
+    code=st.sampled_from(list(CODE)),
+    message=text,
+    trailing=pairs,
+    body=st.binary(max_size=50),
+    streamed=st.booleans(),
+    initial=pairs,
 )
 def test_an_ending_is_the_same_again(
-    code: CODE, message: str, trailing: list[tuple[str, str | bytes]], body: bytes, streamed: bool
+    code: CODE,
+    message: str,
+    trailing: list[tuple[str, str | bytes]],
+    body: bytes,
+    streamed: bool,
+    initial: list[tuple[str, str | bytes]],
 ) -> None:
-    ending = Ending(code, message, tuple(trailing), body, streamed)
+    ending = Ending(code, message, tuple(trailing), body, streamed, tuple(initial))
     kept = {"receipt", "receipt-bin"}
-    expected = tuple(pair for pair in trailing if pair[0] != "request-id")
-    assert ending_of(answer_of(ending, kept)) == dataclasses.replace(ending, trailing_metadata=expected)
+    said = tuple(pair for pair in trailing if pair[0] != "request-id")
+    first = tuple(pair for pair in initial if pair[0] in kept)
+    expected = dataclasses.replace(ending, trailing_metadata=said, initial_metadata=first)
+    assert ending_of(answer_of(ending, kept)) == expected
 
 
 def test_what_a_run_has_come_to() -> None:
@@ -124,6 +138,9 @@ def test_a_spool_larger_than_memory() -> None:
 ERRORS = {
     errors.KeyMissing("no key"): (CODE.INVALID_ARGUMENT, None),
     errors.KeyMalformed("bad key"): (CODE.INVALID_ARGUMENT, None),
+    errors.FirstSentMalformed("no time"): (CODE.INVALID_ARGUMENT, None),
+    errors.IntentTooOld(60): (CODE.FAILED_PRECONDITION, None),
+    errors.TooManyKeys(1, 60, 1_200): (CODE.RESOURCE_EXHAUSTED, 1_200),
     errors.ScopeMissing("whose"): (CODE.PERMISSION_DENIED, None),
     errors.RequestTooLarge(10): (CODE.RESOURCE_EXHAUSTED, None),
     IdempotencyKeyReused("another"): (CODE.FAILED_PRECONDITION, None),

@@ -196,7 +196,7 @@ def test_openapi_shows_the_key_and_the_refusals(store: AsyncIdempotency, codes: 
     assert changed["parameters"][-1]["name"] == "Idempotency-Key"
     assert changed["parameters"][-1]["required"] is False
     assert created["responses"]["409"]["description"] == "sold out"
-    reused, kind = ("422", "application/problem+json") if codes is Codes.IETF else ("400", "application/json")
+    reused, kind = ("400", "application/json") if codes is Codes.STRIPE else ("422", "application/problem+json")
     assert list(changed["responses"]["409"]["content"]) == [kind]
     assert kind in changed["responses"][reused]["content"]
     assert "parameters" not in paths["/orders"]["put"]

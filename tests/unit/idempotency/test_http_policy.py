@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from participant_sdk.errors import ConfigurationError
-from participant_sdk.idempotency.errors import KeyMalformed, ScopeMissing
+from participant_sdk.idempotency.asgi_body import RequestBody, read_body
+from participant_sdk.idempotency.errors import InProgress, KeyMalformed, LeaseLost, ScopeMissing, StoreUnavailable
 from participant_sdk.idempotency.fingerprints import RAW, JsonBody
 from participant_sdk.idempotency.http_policy import ONE_TENANT, BodyKey, CallableKey, HeaderKey, HttpOperation
 from participant_sdk.idempotency.http_routes import Routes, route_path
-from participant_sdk.idempotency.http_spool import CHUNK_BYTES, MEMORY_BYTES_MAX, RequestBody, Spool, read_body
+from participant_sdk.idempotency.http_spool import CHUNK_BYTES, MEMORY_BYTES_MAX, Spool
 from participant_sdk.idempotency.keys import KeyRules
 from participant_sdk.idempotency.operation import Operation
 from participant_sdk.idempotency.request_parts import BodyHasher
@@ -170,10 +171,11 @@ async def test_a_spool_gives_back_what_it_was_given(size: int) -> None:
     spool = Spool()
     hasher = BodyHasher()
     for at in range(0, size, 50_000):
-        await spool.add(content[at : at + 50_000])
+        await spool.add_apart(content[at : at + 50_000])
         hasher.add(content[at : at + 50_000])
     for _ in range(2):
-        assert b"".join([chunk async for chunk in spool.chunks()]) == content
+        assert b"".join([chunk async for chunk in spool.chunks_apart()]) == content
+        assert b"".join(spool.chunks()) == content == spool.reader().read()
         assert spool.whole() == content
     receive = RequestBody(spool, hasher.done(spool.whole)).receive(gone)
     message: Any = {"more_body": True, "body": b""}
@@ -197,3 +199,11 @@ async def test_a_client_that_leaves_while_it_sends_is_no_request() -> None:
         return messages.pop(0)
 
     assert await read_body(receive, None, 100) is None
+
+
+def test_only_what_fails_open_runs_unprotected_and_only_if_nothing_of_it_can_be_stored() -> None:
+    away = StoreUnavailable("away", down=True)
+    assert operation(fail_open=True).may_run_unprotected(away)
+    assert not operation().may_run_unprotected(away)
+    for error in (StoreUnavailable("in doubt"), InProgress(1), LeaseLost("lost")):
+        assert not operation(fail_open=True).may_run_unprotected(error)

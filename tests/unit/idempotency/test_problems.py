@@ -6,7 +6,15 @@ import pytest
 
 from participant_sdk.errors import ConfigurationError, TricordError
 from participant_sdk.idempotency import errors
-from participant_sdk.idempotency.problems import AnswerEncoded, Answering, Codes, KeyUnknown, StreamRefused
+from participant_sdk.idempotency.problems import (
+    AnswerEncoded,
+    Answering,
+    Codes,
+    KeyUnknown,
+    RequestLengthMissing,
+    RequestTruncated,
+    StreamRefused,
+)
 
 ALL: list[tuple[TricordError, int, str, str | None]] = [
     (errors.KeyMissing("Idempotency-Key is required"), 400, "idempotency-key-missing", None),
@@ -21,6 +29,11 @@ ALL: list[tuple[TricordError, int, str, str | None]] = [
     (errors.LeaseLost("lost"), 409, "idempotency-lease-lost", "1"),
     (errors.NotComparable("newer"), 503, "idempotency-fingerprint-version", "1"),
     (errors.StoreUnavailable("away", 1_500), 503, "idempotency-store-unavailable", "2"),
+    (errors.FirstSentMalformed("no time"), 400, "idempotency-first-sent-malformed", None),
+    (errors.IntentTooOld(86_340), 412, "idempotency-intent-too-old", None),
+    (errors.TooManyKeys(100, 60, 1_200), 429, "idempotency-too-many-keys", "2"),
+    (RequestLengthMissing(), 411, "idempotency-request-length-missing", None),
+    (RequestTruncated("half"), 400, "idempotency-request-truncated", None),
     (AnswerEncoded("gzip"), 406, "idempotency-answer-encoded", None),
     (KeyUnknown(), 404, "idempotency-key-unknown", None),
     (StreamRefused("a stream"), 500, "idempotency-stream-refused", None),
@@ -56,7 +69,7 @@ def test_the_status_is_linked_where_asking_again_tells_nothing_new() -> None:
     url = answering.status_url('a/b "c"', "orders.create")
     assert url == "/idempotency/a%2Fb%20%22c%22?operation=orders.create"
     for error, *_ in ALL:
-        linked = isinstance(error, errors.AnswerNotStored | errors.RunUnknown | errors.InProgress)
+        linked = isinstance(error, errors.AnswerNotStored | errors.RunUnknown | errors.InProgress | errors.IntentTooOld)
         problem = answering.problem(error, url)
         assert ((b"link", f'<{url}>; rel="status"'.encode()) in problem.headers) is linked
         assert (json.loads(problem.body).get("status_url") == url) is linked
@@ -71,6 +84,16 @@ def test_options() -> None:
     assert Answering().marker == "Idempotency-Replayed"
     assert Answering(codes=Codes.STRIPE).marker == "Idempotent-Replayed"
     assert Answering(replayed_header="X-Again").marker == "X-Again"
+
+
+def test_423_is_for_what_is_in_progress_alone() -> None:
+    locked = Answering(codes=Codes.LOCKED)
+    assert locked.marker == Answering().marker
+    for error, status, *_ in ALL:
+        problem = locked.problem(error)
+        assert problem.status == json.loads(problem.body)["status"]
+        assert problem.status == (423 if isinstance(error, errors.InProgress) else status)
+        assert (b"content-type", b"application/problem+json") in problem.headers
 
 
 @pytest.mark.parametrize(

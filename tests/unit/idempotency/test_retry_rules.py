@@ -113,6 +113,7 @@ class TestBudget:
     [
         (200, None, False), (201, "1", False), (302, None, False), (400, None, False), (401, None, False),
         (404, "1", False), (408, None, True), (409, None, False), (409, "1", True), (409, "soon", False),
+        (423, None, False), (423, "1", True),
         (410, None, False), (422, None, False), (422, "1", False), (425, None, True), (429, None, True),
         (500, None, False), (501, None, False), (502, None, True), (503, None, True), (504, None, True),
         (505, None, False),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.idempotency.errors import AnswerNotStored
 from participant_sdk.idempotency.record import Answer, Codec
-from participant_sdk.idempotency.values import Answers, ValueCodec, codec_of
+from participant_sdk.idempotency.values import Answers, ValueCodec, codec_of, msgpack_codec
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,32 @@ def test_a_type_that_cannot_be_carried_is_refused_at_start() -> None:
 def test_any_plain_value_comes_back(value: Any) -> None:
     answers = Answers("f", codec_of("f", None), ())
     assert answers.replay(answers.of_value(value)) == value
+
+
+@dataclass
+class Parcel:
+    label: bytes
+    weights: dict[str, float]
+
+
+def test_msgpack_gives_an_equal_result_and_reads_nothing_else() -> None:
+    answers = Answers("send", msgpack_codec(Parcel), ())
+    parcel = Parcel(b"\x00\xff", {"kg": 1.5})
+    stored = answers.of_value(parcel)
+    assert answers.replay(stored) == parcel
+    assert len(stored.body) < len(Answers("send", codec_of("send", Parcel), ()).of_value(parcel).body)
+    with pytest.raises(TypeError, match="would be given again"):
+        Answers("send", msgpack_codec(list[int]), ()).of_value((1, 2))
+    deep: list[Any] = []
+    deep.append(deep)
+    for value in (2**70, deep, object()):
+        with pytest.raises(TypeError, match="cannot be given again"):
+            Answers("send", msgpack_codec(Any), ()).of_value(value)
+    for body in (b"", b"\xc1", stored.body[:-1], b'{"label": ""}'):
+        with pytest.raises(AnswerNotStored, match="cannot be read any more"):
+            answers.replay(Answer(Codec.VALUE, body=body))
+    with pytest.raises(ConfigurationError, match="cannot be stored as MessagePack"):
+        msgpack_codec(int | bytes | bytearray | memoryview)
 
 
 @given(st.binary())

@@ -197,7 +197,7 @@ def make_app(
             await session.execute(INSERT, {"item": item})
             if seen.begun[item] <= do.get("races", 0):
                 await session.execute(RACE)
-        await asyncio.to_thread(_wait, seen, item, do)
+        await asyncio.to_thread(wait, seen, item, do)
         if "raise" in do:
             raise LookupError(do["raise"])
         return respond(item, do, seen, run)
@@ -210,7 +210,7 @@ def make_app(
         run = current_run()
         if isinstance(run, Run):
             run.session().execute(INSERT, {"item": item})
-        _wait(seen, item, do)
+        wait(seen, item, do)
         if "raise" in do:
             raise LookupError(do["raise"])
         return respond(item, do, seen, run)
@@ -256,7 +256,7 @@ def _wanted(body: bytes) -> tuple[str, dict[str, Any]]:
     return (item, do) if fits else ("", {})
 
 
-def _wait(seen: Seen, item: str, do: dict[str, Any]) -> None:
+def wait(seen: Seen, item: str, do: dict[str, Any]) -> None:
     if "stuck_unless" in do and not Path(do["stuck_unless"]).exists():
         Path(do["stuck_unless"]).touch()
         do = {"wait": "for ever"}

@@ -311,7 +311,7 @@ def test_a_database_that_is_damaged(tmp_path: Path) -> None:
 
 def test_completion(path: str) -> None:
     assert completed_by_bash("tricord idempotency ", path) == [
-        "ddl", "extend", "list", "purge", "resolve", "show", "stats", "sweep",
+        "ddl", "export", "extend", "list", "purge", "resolve", "show", "stats", "sweep",
     ]  # fmt: skip
     assert completed_by_bash("tricord idempotency resolve --as f", path) == ["failed_final", "failed_retryable"]
 

@@ -24,7 +24,7 @@ from participant_sdk.idempotency.problems import Answering
 from participant_sdk.idempotency.runs import Run
 from participant_sdk.idempotency.wsgi import WsgiIdempotencyMiddleware
 from participant_sdk.idempotency.wsgi_status import WsgiIdempotencyStatus
-from tests.integration.idempotent_shop import INSERT, RACE, SQL, WAIT_S, Seen, operations
+from tests.integration.idempotent_shop import INSERT, RACE, SQL, WAIT_S, Seen, operations, wait
 from tests.integration.served_shop import Shop
 
 Environ = dict[str, Any]
@@ -101,8 +101,7 @@ class Handlers:
             run.session().execute(INSERT, {"item": item})
             if self.seen.begun[item] <= do.get("races", 0):
                 run.session().execute(RACE)
-        if "wait" in do:
-            assert self.seen.gate(do["wait"]).wait(WAIT_S)
+        wait(self.seen, item, do)
         if "raise" in do:
             raise LookupError(do["raise"])
         status = STATUSES[do.get("status", 201)]

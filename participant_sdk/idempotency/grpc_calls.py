@@ -20,7 +20,7 @@ from participant_sdk.idempotency.grpc_policy import GrpcOperation, ServerStreami
 from participant_sdk.idempotency.grpc_spool import Spool
 from participant_sdk.idempotency.keys import parse_key_lines
 from participant_sdk.idempotency.operation import TENANT_BYTES_MAX, Operation
-from participant_sdk.idempotency.record import Answer, State
+from participant_sdk.idempotency.record import Answer, State, answer_given
 from participant_sdk.idempotency.request_parts import RequestParts
 from participant_sdk.interceptors import KINDS
 
@@ -83,7 +83,7 @@ class Call:
         if self.policy.redact is None:
             return answer
         try:
-            return _answer("redact", self.policy.redact(answer))
+            return answer_given("redact", self.policy.redact(answer))
         except Exception as error:
             logger.exception("%s: an answer could not be made fit to be stored", self.policy.method)
             raise IdempotencyError("the answer could not be made fit to be stored") from error
@@ -97,16 +97,16 @@ class Call:
         """As `ending_of`, where `current` may have to be waited for."""
         with self._reading():
             found = self._current(self._restored(answer), context)
-            return ending_of(_answer("current", await found) if isawaitable(found) else found)
+            return ending_of(answer_given("current", await found) if isawaitable(found) else found)
 
     def _restored(self, answer: Answer) -> Answer:
-        return answer if self.policy.restore is None else _answer("restore", self.policy.restore(answer))
+        return answer if self.policy.restore is None else answer_given("restore", self.policy.restore(answer))
 
     def _current(self, answer: Answer, context: Any) -> Any:
         if self.policy.current is None:
             return answer
         found = self.policy.current(context, answer)
-        return found if isawaitable(found) else _answer("current", found)
+        return found if isawaitable(found) else answer_given("current", found)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -213,12 +213,6 @@ def tenant_of(tenant: Callable[[Any], str | None], context: Any) -> str:
     if "\0" in found or len(found.encode("utf-8", "replace")) > TENANT_BYTES_MAX:
         raise ScopeMissing(f"the tenant is longer than {TENANT_BYTES_MAX} bytes, or holds a zero")
     return found
-
-
-def _answer(name: str, given: Any) -> Answer:
-    if not isinstance(given, Answer):
-        raise TypeError(f"{name} has given a {type(given).__name__}, not an Answer")
-    return given
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -10,7 +10,7 @@ from participant_sdk.idempotency.http_headers import Headers, kept, length_heade
 from participant_sdk.idempotency.http_policy import HttpOperation
 from participant_sdk.idempotency.http_spool import Spool
 from participant_sdk.idempotency.http_statuses import Ending
-from participant_sdk.idempotency.record import Answer, Codec
+from participant_sdk.idempotency.record import Answer, Codec, answer_given
 
 EXECUTED: Final = "executed"
 """It has run now, and its answer is kept."""
@@ -76,9 +76,7 @@ def _answer(operation: HttpOperation, method: str, status: int, headers: Headers
         stored += length_header("HEAD", status, headers, 0)
     answer = Answer(Codec.HTTP, status, stored, body.whole())
     if operation.redact is not None:
-        answer = operation.redact(answer)
-        if not isinstance(answer, Answer):
-            raise TypeError(f"redact has given a {type(answer).__name__}, not an Answer")
+        answer = answer_given("redact", operation.redact(answer))
     return answer if answer.bytes_held <= most else None
 
 

@@ -16,7 +16,7 @@ from participant_sdk.idempotency.http_answers import EXECUTED, NOT_KEPT, REPLAYE
 from participant_sdk.idempotency.http_headers import Headers, bodiless, kept, length_header, takes_encoding
 from participant_sdk.idempotency.http_policy import HttpOperation
 from participant_sdk.idempotency.problems import AnswerEncoded, Answering
-from participant_sdk.idempotency.record import Answer, Codec
+from participant_sdk.idempotency.record import Answer, Codec, answer_given
 from participant_sdk.idempotency.replay import Replay
 
 _STATUS: Final = b"idempotency-status"
@@ -58,7 +58,7 @@ class Replies:
         if self._operation.current is not None:
             with self._telling():
                 found = self._operation.current(scope, answer)
-                answer = _checked("current", await found if isawaitable(found) else found)
+                answer = answer_given("current", await found if isawaitable(found) else found)
         return self._repeat(replay, scope, answer)
 
     def repeat_at_once(self, replay: Replay, scope: Scope) -> Reply:
@@ -66,7 +66,7 @@ class Replies:
         answer = self._restored(replay.answer)
         if self._operation.current is not None:
             with self._telling():
-                answer = _checked("current", self._operation.current(scope, answer))
+                answer = answer_given("current", self._operation.current(scope, answer))
         return self._repeat(replay, scope, answer)
 
     def _repeat(self, replay: Replay, scope: Scope, answer: Answer) -> Reply:
@@ -96,7 +96,7 @@ class Replies:
         if self._operation.restore is None:
             return answer
         try:
-            return _checked("restore", self._operation.restore(answer))
+            return answer_given("restore", self._operation.restore(answer))
         except Exception as error:
             _log.exception("%s: the stored answer could not be restored", self._operation.operation.name)
             raise StoreUnavailable("the stored answer could not be read") from error
@@ -118,12 +118,6 @@ class Replies:
 def first_markers(status: str) -> Headers:
     """What says how an answer came about that is given for the first time."""
     return ((_STATUS, status.encode()),)
-
-
-def _checked(hook: str, given: object) -> Answer:
-    if not isinstance(given, Answer):
-        raise TypeError(f"{hook} has given a {type(given).__name__}, not an Answer")
-    return given
 
 
 async def send_reply(reply: Reply, send: Send) -> None:

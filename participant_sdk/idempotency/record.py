@@ -73,6 +73,13 @@ class Answer:
         return len(self.body) + sum([len(name) + len(value) + 8 for name, value in self.headers]) + 64
 
 
+def answer_given(hook: str, given: object) -> Answer:
+    """What a user's hook has given. Raises TypeError if it is no Answer."""
+    if not isinstance(given, Answer):
+        raise TypeError(f"{hook} has given a {type(given).__name__}, not an Answer")
+    return given
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """The record of one key, as it was read."""

@@ -99,7 +99,7 @@ async def test_the_backend_is_terminated_in_the_middle(database: str, opened: Op
         while len(ended) < 3:
             for pid in await waits_for_lock(database):
                 if pid not in ended:
-                    await other.execute("SELECT pg_terminate_backend(%s::int)", (pid,))
+                    await other.execute("SELECT pg_terminate_backend(%s)", (pid,))
                     ended.add(pid)
         assert not flushed.done()
     assert await flushed == [None, None]

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from psycopg.adapt import PyFormat, Transformer
+from psycopg import adapters
+from psycopg.adapt import AdaptersMap, PyFormat, Transformer
 from psycopg.types.numeric import Int8BinaryDumper
 
 from coordinator.store.postgres_arrays import bytes_array, integers_array, texts_array
@@ -23,9 +24,9 @@ from coordinator.store.postgres_arrays import bytes_array, integers_array, texts
     ],
 )
 def test_they_are_what_psycopg_sends(make: Callable[[Sequence[Any]], bytes], values: list[Any]) -> None:
-    transformer = Transformer()
-    transformer.adapters.register_dumper(int, Int8BinaryDumper)
-    (expected,) = transformer.dump_sequence([values], [PyFormat.BINARY])
+    own = AdaptersMap(adapters)  # psycopg's own are shared by every connection of the process
+    own.register_dumper(int, Int8BinaryDumper)
+    (expected,) = Transformer(own).dump_sequence([values], [PyFormat.BINARY])
     assert expected is not None
     assert bytes(make(values)) == bytes(expected)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import psycopg
 from psycopg import generators
 from psycopg.pq import ExecStatus
+from psycopg.waiting import Wait
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
@@ -25,17 +26,14 @@ _WELL: Final = frozenset({ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK, ExecStatu
 def send_pipeline(pgconn: PGconn, commands: Sequence[Command], names: Mapping[bytes, bytes]) -> PQGen[list[PGresult]]:
     """Send `commands`, of which the server runs none after an error; what is returned gives their results.
 
-    `names`: under which short statements that come without a name are prepared.
+    A lone one goes without a pipeline. `names`: under which short statements that come without a name are prepared.
     """
+    if len(commands) == 1:
+        _send(pgconn, commands[0], names)
+        return _results(pgconn)
     pgconn.enter_pipeline_mode()
-    for name, text, arguments, types in commands:
-        known = name if name is not None else names.get(text)
-        if arguments is None:
-            pgconn.send_prepare(name or b"", text, types)
-        elif known is not None:
-            pgconn.send_query_prepared(known, arguments)
-        else:
-            pgconn.send_query_params(text, arguments, param_types=types)
+    for command in commands:
+        _send(pgconn, command, names)
     pgconn.pipeline_sync()
     return _results_of_pipeline(pgconn, len(commands))
 
@@ -43,32 +41,56 @@ def send_pipeline(pgconn: PGconn, commands: Sequence[Command], names: Mapping[by
 def send_simple(pgconn: PGconn, script: bytes) -> PQGen[list[PGresult]]:
     """Send statements as one simple query; what is returned gives their results."""
     pgconn.send_query(script)
-    results: PQGen[list[PGresult]] = generators.execute(pgconn)
+    return _results(pgconn)
+
+
+def _send(pgconn: PGconn, command: Command, names: Mapping[bytes, bytes]) -> None:
+    name, text, arguments, types = command
+    known = name if name is not None else names.get(text)
+    if arguments is None:
+        pgconn.send_prepare(name or b"", text, types)
+    elif known is not None:
+        pgconn.send_query_prepared(known, arguments)
+    else:
+        pgconn.send_query_params(text, arguments, param_types=types)
+
+
+def _results(pgconn: PGconn) -> PQGen[list[PGresult]]:
+    """One of each statement, up to the first error. If it is interrupted, psycopg cancels, and has it go on.
+
+    psycopg's own generators let go of the interpreter's lock several times for each result, which costs a switch of
+    threads each where there are many.
+    """
+    yield from _sent(pgconn)
+    results: list[PGresult] = []
+    try:
+        yield from _arrived(pgconn)
+        while (result := pgconn.get_result()) is not None:
+            results.append(result)
+            yield from _arrived(pgconn)
+    except psycopg.OperationalError:
+        if _up_to_error(results) is None:  # else it is what ended the connection
+            raise
     return results
 
 
 def _results_of_pipeline(pgconn: PGconn, count: int) -> PQGen[list[PGresult]]:
-    """One of each statement, up to the first error. If it is interrupted, psycopg cancels, and has it go on.
-
-    What has arrived together is taken without psycopg's generators, which cost several times as much.
-    """
-    if pgconn.flush():
-        yield from generators.send(pgconn)
+    """As `_results`, of so many commands, each of which libpq ends with a None."""
+    yield from _sent(pgconn)
     results: list[PGresult] = []
-    ended = False
+    ended = True
     while len(results) <= count:  # the last one is that of the pipeline itself
-        if pgconn.is_busy():
+        if ended:
             try:
-                results += yield from generators.fetch_many(pgconn)
-            except psycopg.DatabaseError:
-                if _up_to_error(results):  # the one that ended the connection
+                yield from _arrived(pgconn)
+            except psycopg.OperationalError:
+                if _up_to_error(results):
                     break
                 raise
-            ended = False
-        elif (result := pgconn.get_result()) is not None:
+        if (result := pgconn.get_result()) is not None:
             results.append(result)
             ended = False
-        elif ended:  # nothing is between one statement's end and the next one's, unless the connection is lost
+        elif ended:  # nothing is between one command's end and the next one's, unless the connection is lost
             break
         else:
             ended = True
@@ -80,6 +102,22 @@ def _results_of_pipeline(pgconn: PGconn, count: int) -> PQGen[list[PGresult]]:
     if (failed := _up_to_error(results)) is None:
         raise psycopg.OperationalError("the connection was lost while a pipeline was under way")
     return failed
+
+
+def _sent(pgconn: PGconn) -> PQGen[None]:
+    """All is sent, and something has come."""
+    if pgconn.flush():
+        yield from generators.send(pgconn)  # which takes in what comes meanwhile
+    else:
+        yield Wait.R
+        pgconn.consume_input()
+
+
+def _arrived(pgconn: PGconn) -> PQGen[None]:
+    """The next result can be taken without waiting for it."""
+    while pgconn.is_busy():
+        yield Wait.R
+        pgconn.consume_input()
 
 
 def _up_to_error(results: Sequence[PGresult]) -> list[PGresult] | None:

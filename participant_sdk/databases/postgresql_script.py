@@ -64,7 +64,9 @@ class PgScript:
     """The step that sends a script, `prepared` between `before` and `after`; gives the result of each statement.
 
     With something prepared in it, it travels as a pipeline of the extended query protocol, where the server parses
-    nothing; else as one simple query. Either way what follows an error is not run.
+    nothing, which gives the shortest latency; or `as_text`, as one simple query, which costs the client less: what
+    counts with many threads. Without anything prepared it is a simple query. Either way what follows an error is not
+    run.
 
     `lead` goes before all that, each prepared part of it with its own end. `missed` is raised when the statement number
     `counted` (from 0; None: any), one that must hit a row, has hit none. A script `of` a fence, or of
@@ -87,6 +89,7 @@ class PgScript:
     lead: Sequence[str | Prepared] = ()
     later: bool = False
     anew: bool = False
+    as_text: bool = False
     begun: int = 0
 
     def perform(self, connection: Connection) -> Sequence[PGresult] | None:
@@ -155,6 +158,11 @@ class PgScript:
         if self.prepared is None and not self.lead:
             return send_simple(raw.pgconn, f"{begin}{self.before}{self.after}".encode())
         in_full = raw.prepare_threshold is None or (self.of is None and _IN_FULL in info)
+        if self.as_text and not in_full:
+            lead = "".join(part if isinstance(part, str) else f"{_text(part)};" for part in self.lead)
+            last = "" if self.prepared is None else _text(self.prepared)
+            script = f"{begin}{self.before}{lead}{last}{self.after}"
+            return send_simple(raw.pgconn, script.encode() if script.isascii() else script.encode(_encoding(raw)))
         commands = [*_commands(begin), *_commands(self.before)]
         for part in self.lead:
             commands += _commands(part) if isinstance(part, str) else (_command(part, in_full, raw),)
@@ -268,6 +276,16 @@ BEGIN: Final = {None: "BEGIN;"} | {
 def _commands(text: str) -> tuple[Command, ...]:
     """Short statements, one after another, none of which has a semicolon in it."""
     return tuple((None, part.encode(), (), ()) for part in text.split(";") if part)
+
+
+def _text(prepared: Prepared) -> str:
+    """What runs it. Arguments are literals that mean the same whatever the server's settings."""
+    arguments = ["NULL" if each is None else f"E'{_quoted(each)}'" for each in prepared.arguments or ()]
+    return f"EXECUTE {prepared.name.decode()}({','.join(arguments)})"
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "''")
 
 
 def _command(prepared: Prepared, in_full: bool, raw: Any) -> Command:

@@ -99,7 +99,9 @@ class PostgreSQLStore(SentStore):
 
     def _claim(self, claim: Claim) -> Script[Held | Record]:
         before = "" if claim.durable else "SET LOCAL synchronous_commit = off;"
-        script = PgScript(before, self._with("claim", sql.who(claim)), ";COMMIT", of=self._owner, begin=_BEGIN)
+        script = PgScript(
+            before, self._with("claim", sql.who(claim)), ";COMMIT", of=self._owner, begin=_BEGIN, as_text=True
+        )
         while True:
             found = (yield from begun(script, self._make_ready))[-2]
             if found.ntuples:  # else it has waited for another's claim, which that statement cannot see
@@ -120,7 +122,7 @@ class PostgreSQLStore(SentStore):
             free = bool((yield Send("SELECT pg_try_advisory_xact_lock(%s::bigint)", (number,))).rows[0][0])
             return Met(free, (yield from self._found(key_hash)))
         lock, read = self._with("lock", {"number": number}), self._with("read", {"key_hash": key_hash})
-        results = yield from begun(PgScript("", read, of=self._owner, lead=(lock,)), self._make_ready)
+        results = yield from begun(PgScript("", read, of=self._owner, lead=(lock,), as_text=True), self._make_ready)
         return Met(results[-2].get_value(0, 0) == b"t", _record(key_hash, results[-1]))
 
     def leave(self) -> Script[None]:
@@ -157,7 +159,9 @@ class PostgreSQLStore(SentStore):
 
     def _end_with_commit(self, prepared: Prepared, lost: str) -> Script[Sequence[PGresult]]:
         """The last statement of a run, and COMMIT. The work is not to be lost because a statement is not prepared."""
-        script = PgScript(_SAVEPOINT, prepared, ";COMMIT", _Missed, counted=1, begin=_BEGIN)  # if there was no work
+        script = PgScript(  # it begins if there was no work
+            _SAVEPOINT, prepared, ";COMMIT", _Missed, counted=1, begin=_BEGIN, as_text=True
+        )
         try:
             try:
                 return (yield script)  # type: ignore[no-any-return]

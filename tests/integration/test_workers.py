@@ -134,8 +134,15 @@ def test_what_one_leaves_behind_is_ended_and_it_is_started_again(workers: Worker
     assert workers.stopped()[1]["begun"] > 0  # the new one has its share
 
 
-def test_no_transaction_is_driven_by_two(workers: Workers, bank: ParticipantServer) -> None:
-    """Retries come by the claims of both; each attempt is made once."""
+def test_no_transaction_is_driven_by_two(pg_database: str, bank: ParticipantServer) -> None:
+    """Retries come by the claims of both; each attempt is made once. No lease and no call's time runs out here."""
+    patient = {**QUICK, "call_timeout_ms": 20_000, "lease_ms": 60_000}
+    with Workers(store=pg_database, workers=2, **patient) as workers:
+        workers.register("bank", bank.address)
+        drive_with_retries(workers, bank)
+
+
+def drive_with_retries(workers: Workers, bank: ParticipantServer) -> None:
     bank.answer = lambda call: unknown() if call.attempt < 4 else done(call)
     request = execute_request(branch(), branch(), timeout_ms=120_000)
     with ThreadPoolExecutor(CHANNELS) as pool:

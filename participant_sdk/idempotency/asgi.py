@@ -156,13 +156,9 @@ class IdempotencyMiddleware:
             body.spool.close()
 
     async def _begin(self, operation: HttpOperation, request: KeyedRequest, scope: Scope) -> Replay | AsyncRun | Run:
-        self._gate.enter(operation, request.tenant, scope)
-        begun: Replay | AsyncRun | Run | None = None
-        try:
+        with self._gate.entry(operation, request.tenant, scope) as token:
             begun = await self._store.begin(operation.operation, request)
-        finally:
-            if begun is None or isinstance(begun, Replay):
-                self._gate.not_run(operation, request.tenant)
+            token.spent = not isinstance(begun, Replay)
         return begun
 
     async def _unprotected(self, operation: HttpOperation, scope: Scope, receive: Receive, send: Send) -> None:

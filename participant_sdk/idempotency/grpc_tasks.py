@@ -71,13 +71,9 @@ class TaskDoor:
 
     async def _begin(self, call: Call, key: str, received: Received, context: Any) -> Replay | AsyncRun:
         request = received.keyed(key, context)
-        self._quotas.take(call.operation.name, request.tenant)
-        begun = None
-        try:
+        with self._quotas.token(call.operation.name, request.tenant) as token:
             begun = await self._idempotency.begin(call.operation, request, deadline_s=seconds_left(context))
-        finally:
-            if not isinstance(begun, AsyncRun):
-                self._quotas.give_back(call.operation.name, request.tenant)
+            token.spent = isinstance(begun, AsyncRun)
         return begun
 
 

@@ -109,13 +109,9 @@ class ThreadDoor:
 
     def _begin(self, call: Call, key: str, received: Received, context: Any) -> Replay | Run:
         request = received.keyed(key, context)
-        self._quotas.take(call.operation.name, request.tenant)
-        begun = None
-        try:
+        with self._quotas.token(call.operation.name, request.tenant) as token:
             begun = self._idempotency.begin(call.operation, request, deadline_s=seconds_left(context))
-        finally:
-            if not isinstance(begun, Run):
-                self._quotas.give_back(call.operation.name, request.tenant)
+            token.spent = isinstance(begun, Run)
         return begun
 
     def _run(self, call: Call, run: Run, received: Received, context: Any) -> Ending:

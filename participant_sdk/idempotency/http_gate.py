@@ -10,7 +10,7 @@ from threading import Lock
 from participant_sdk.asgi import Scope
 from participant_sdk.idempotency.http_headers import values
 from participant_sdk.idempotency.http_policy import HttpOperation
-from participant_sdk.idempotency.quotas import Quotas
+from participant_sdk.idempotency.quotas import Quotas, Token
 
 _log = logging.getLogger(__name__)
 
@@ -23,16 +23,15 @@ class Gate:
         self._lock = Lock()
         self._quotas = Quotas((operation.operation.name, operation.quota) for operation in operations)
 
-    def enter(self, operation: HttpOperation, tenant: str, scope: Scope) -> None:
-        """Raises FirstSentMalformed, IntentTooOld and TooManyKeys: then nothing is looked up, nothing runs."""
+    def entry(self, operation: HttpOperation, tenant: str, scope: Scope) -> Token:
+        """For a `with` block in which the store is asked, and which says what has come of it.
+
+        Raises FirstSentMalformed and IntentTooOld, the block TooManyKeys: then nothing is looked up, nothing runs.
+        """
         if operation.first_sent is not None:
             name = operation.first_sent.name.lower().encode()
             operation.first_sent.check(operation.operation, values(scope["headers"], name), time.time())
-        self._quotas.take(operation.operation.name, tenant)
-
-    def not_run(self, operation: HttpOperation, tenant: str) -> None:
-        """It has entered, and no run has come of it."""
-        self._quotas.give_back(operation.operation.name, tenant)
+        return self._quotas.token(operation.operation.name, tenant)
 
     def note_unprotected(self, operation: HttpOperation) -> None:
         """Count it, and log it for an alarm: a request runs of which nothing will be on record."""

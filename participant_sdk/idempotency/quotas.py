@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from threading import Lock
-from typing import Final
+from typing import Final, Self
 
 from participant_sdk.errors import ConfigurationError
 from participant_sdk.idempotency.errors import TooManyKeys
@@ -92,12 +92,26 @@ class Quotas:
                 raise ConfigurationError(f"{operation}: quota {quota} is not that of its other routes")
         self._buckets = {operation: Buckets(quota) for operation, quota in found.items() if quota is not None}
 
-    def take(self, operation: str, tenant: str) -> None:
-        """Before the store is asked. Raises TooManyKeys."""
-        if self._buckets and (buckets := self._buckets.get(operation)) is not None:
-            buckets.take(tenant)
+    def token(self, operation: str, tenant: str) -> Token:
+        """For one request, around its question to the store."""
+        return Token(self._buckets.get(operation) if self._buckets else None, tenant)
 
-    def give_back(self, operation: str, tenant: str) -> None:
-        """No run has come of it."""
-        if self._buckets and (buckets := self._buckets.get(operation)) is not None:
-            buckets.give_back(tenant)
+
+class Token:
+    """A `with` block takes it, which raises TooManyKeys, and gives it back unless it was `spent`: it came to a run."""
+
+    __slots__ = ("_buckets", "_tenant", "spent")
+
+    def __init__(self, buckets: Buckets | None, tenant: str) -> None:
+        self._buckets = buckets
+        self._tenant = tenant
+        self.spent = False
+
+    def __enter__(self) -> Self:
+        if self._buckets is not None:
+            self._buckets.take(self._tenant)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._buckets is not None and not self.spent:
+            self._buckets.give_back(self._tenant)

@@ -126,13 +126,9 @@ class WsgiIdempotencyMiddleware:
         raise AssertionError  # the second try has ended above
 
     def _begin(self, operation: HttpOperation, request: KeyedRequest, scope: Scope) -> Replay | Run:
-        self._gate.enter(operation, request.tenant, scope)
-        begun: Replay | Run | None = None
-        try:
+        with self._gate.entry(operation, request.tenant, scope) as token:
             begun = self._store.begin(operation.operation, request)
-        finally:
-            if begun is None or isinstance(begun, Replay):
-                self._gate.not_run(operation, request.tenant)
+            token.spent = not isinstance(begun, Replay)
         return begun
 
     def _unprotected(self, keyed: _Keyed, start_response: StartResponse) -> Iterable[bytes]:

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 from sqlalchemy import create_engine, text
 
+from participant_sdk.idempotency import doubt
 from participant_sdk.idempotency.errors import StoreUnavailable
 from participant_sdk.idempotency.fingerprints import keyed_request
 from participant_sdk.idempotency.idempotency import Idempotency
@@ -38,6 +39,12 @@ def shop(request: pytest.FixtureRequest, own_server: PostgresServer) -> Iterator
         return
     with opened(url, url, threads=request.param == "threads") as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def soon_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What became of a COMMIT is not asked for as long as otherwise: the database will not come back meanwhile."""
+    monkeypatch.setattr(doubt, "DOUBT_S", 1.0)
 
 
 def problem(answer: httpx2.Response) -> str:

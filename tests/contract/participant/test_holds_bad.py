@@ -88,7 +88,7 @@ async def test_what_is_wrong_with_the_query_is_told_and_harms_nothing(vault: Vau
 
 
 async def test_a_query_ends_when_its_time_is_up(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_holds, "SECONDS_MAX", 2.0)
+    monkeypatch.setattr(service_holds, "SECONDS_MAX", 0.5)
     endless = {
         "sqlite": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
         "postgresql": "SELECT pg_sleep(600)",
@@ -104,7 +104,7 @@ async def test_a_query_ends_when_its_time_is_up(vault: Vault, monkeypatch: pytes
         vault.query = query
         code, why = await vault.refused()
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED, why
-        assert why.startswith("holds() had not ended after 2.0 s, and ")
+        assert why.startswith("holds() had not ended after 0.5 s, and ")
     vault.query = rows
     monkeypatch.undo()
     assert (await vault.compare()).holds == 1
@@ -209,7 +209,7 @@ async def test_a_fence_that_cannot_be_read_is_not_the_querys_error(vault: Vault)
 async def test_a_coroutine_that_waits_for_something_else_is_stopped(
     flavour: str, participant_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_holds, "SECONDS_MAX", 2.0)
+    monkeypatch.setattr(service_holds, "SECONDS_MAX", 0.5)
     stopped = asyncio.Event()
 
     def waits(vault: Vault) -> None:
@@ -224,7 +224,7 @@ async def test_a_coroutine_that_waits_for_something_else_is_stopped(
     async with open_vault(World(flavour, participant_url), waits) as vault:
         code, why = await vault.refused()
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED, why
-        assert why == "holds() had not ended after 2.0 s, and 0 holds"
+        assert why == "holds() had not ended after 0.5 s, and 0 holds"
         async with asyncio.timeout(WAIT_SECONDS):
             await stopped.wait()
         assert (await vault.world.call(TRY, new_xid())).outcome == DONE

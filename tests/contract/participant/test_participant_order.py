@@ -8,6 +8,7 @@ import grpc
 import pytest
 from sqlalchemy import event
 
+from participant_sdk import serve
 from participant_sdk.desk import WAITING_FOR_ONE_MAX
 from tests.contract.participant.world import (
     CANCEL,
@@ -231,7 +232,8 @@ async def test_a_stopping_participant_lets_its_calls_end(world: World) -> None:
     assert world.effects(xid) == ["try"]
 
 
-async def test_a_participant_that_cannot_wait_any_longer_says_so(world: World) -> None:
+async def test_a_participant_that_cannot_wait_any_longer_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "LAST_REPLIES_SECONDS", 0.2)
     gate = world.gate("slow")
     calling = asyncio.create_task(world.call(TRY, new_xid(), account="slow"))
     await gate.wait_reached()
@@ -244,7 +246,10 @@ async def test_a_participant_that_cannot_wait_any_longer_says_so(world: World) -
             await calling
 
 
-async def test_a_participant_that_gives_up_ends_what_waits_behind(world: World) -> None:
+async def test_a_participant_that_gives_up_ends_what_waits_behind(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "LAST_REPLIES_SECONDS", 0.2)
     gate = world.gate("slow")
     xid = new_xid()
     message = world.message(TRY, xid, account="slow", call_id=1)

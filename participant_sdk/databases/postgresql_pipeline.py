@@ -61,13 +61,20 @@ def _results(pgconn: PGconn) -> PQGen[list[PGresult]]:
     psycopg's own generators let go of the interpreter's lock several times for each result, which costs a switch of
     threads each where there are many.
     """
-    yield from _sent(pgconn)
     results: list[PGresult] = []
     try:
-        yield from _arrived(pgconn)
-        while (result := pgconn.get_result()) is not None:
+        if pgconn.flush():
+            yield from generators.send(pgconn)  # which takes in what comes meanwhile
+        else:
+            yield Wait.R
+            pgconn.consume_input()
+        while True:
+            while pgconn.is_busy():
+                yield Wait.R
+                pgconn.consume_input()
+            if (result := pgconn.get_result()) is None:
+                return results
             results.append(result)
-            yield from _arrived(pgconn)
     except psycopg.OperationalError:
         if _up_to_error(results) is None:  # else it is what ended the connection
             raise
@@ -76,24 +83,28 @@ def _results(pgconn: PGconn) -> PQGen[list[PGresult]]:
 
 def _results_of_pipeline(pgconn: PGconn, count: int) -> PQGen[list[PGresult]]:
     """As `_results`, of so many commands, each of which libpq ends with a None."""
-    yield from _sent(pgconn)
     results: list[PGresult] = []
     ended = True
-    while len(results) <= count:  # the last one is that of the pipeline itself
-        if ended:
-            try:
-                yield from _arrived(pgconn)
-            except psycopg.OperationalError:
-                if _up_to_error(results):
-                    break
-                raise
-        if (result := pgconn.get_result()) is not None:
-            results.append(result)
-            ended = False
-        elif ended:  # nothing is between one command's end and the next one's, unless the connection is lost
-            break
+    try:
+        if pgconn.flush():
+            yield from generators.send(pgconn)
         else:
-            ended = True
+            yield Wait.R
+            pgconn.consume_input()
+        while len(results) <= count:  # the last one is that of the pipeline itself
+            while ended and pgconn.is_busy():
+                yield Wait.R
+                pgconn.consume_input()
+            if (result := pgconn.get_result()) is not None:
+                results.append(result)
+                ended = False
+            elif ended:  # nothing is between one command's end and the next one's, unless the connection is lost
+                break
+            else:
+                ended = True
+    except psycopg.OperationalError:
+        if _up_to_error(results) is None:
+            raise
     if len(results) > count:
         pgconn.exit_pipeline_mode()
         del results[count]
@@ -102,22 +113,6 @@ def _results_of_pipeline(pgconn: PGconn, count: int) -> PQGen[list[PGresult]]:
     if (failed := _up_to_error(results)) is None:
         raise psycopg.OperationalError("the connection was lost while a pipeline was under way")
     return failed
-
-
-def _sent(pgconn: PGconn) -> PQGen[None]:
-    """All is sent, and something has come."""
-    if pgconn.flush():
-        yield from generators.send(pgconn)  # which takes in what comes meanwhile
-    else:
-        yield Wait.R
-        pgconn.consume_input()
-
-
-def _arrived(pgconn: PGconn) -> PQGen[None]:
-    """The next result can be taken without waiting for it."""
-    while pgconn.is_busy():
-        yield Wait.R
-        pgconn.consume_input()
 
 
 def _up_to_error(results: Sequence[PGresult]) -> list[PGresult] | None:

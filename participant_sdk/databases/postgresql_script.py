@@ -280,12 +280,15 @@ def _commands(text: str) -> tuple[Command, ...]:
 
 def _text(prepared: Prepared) -> str:
     """What runs it. Arguments are literals that mean the same whatever the server's settings."""
-    arguments = ["NULL" if each is None else f"E'{_quoted(each)}'" for each in prepared.arguments or ()]
+    arguments = [
+        "NULL"
+        if each is None
+        else f"'{each}'"
+        if "'" not in each and "\\" not in each
+        else "E'" + each.replace("\\", "\\\\").replace("'", "''") + "'"
+        for each in prepared.arguments or ()
+    ]
     return f"EXECUTE {prepared.name.decode()}({','.join(arguments)})"
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "''")
 
 
 def _command(prepared: Prepared, in_full: bool, raw: Any) -> Command:

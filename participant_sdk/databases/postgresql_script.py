@@ -65,8 +65,8 @@ class PgScript:
 
     With something prepared in it, it travels as a pipeline of the extended query protocol, where the server parses
     nothing, which gives the shortest latency; or `as_text`, as one simple query, which costs the client less: what
-    counts with many threads. Without anything prepared it is a simple query. Either way what follows an error is not
-    run.
+    counts with many threads. A server logs the text of a statement that fails, so that nothing of the user's may stand
+    in it. Without anything prepared it is a simple query. Either way what follows an error is not run.
 
     `lead` goes before all that, each prepared part of it with its own end. `missed` is raised when the statement number
     `counted` (from 0; None: any), one that must hit a row, has hit none. A script `of` a fence, or of

@@ -99,9 +99,7 @@ class PostgreSQLStore(SentStore):
 
     def _claim(self, claim: Claim) -> Script[Held | Record]:
         before = "" if claim.durable else "SET LOCAL synchronous_commit = off;"
-        script = PgScript(
-            before, self._with("claim", sql.who(claim)), ";COMMIT", of=self._owner, begin=_BEGIN, as_text=True
-        )
+        script = PgScript(before, self._with("claim", sql.who(claim)), ";COMMIT", of=self._owner, begin=_BEGIN)
         while True:
             found = (yield from begun(script, self._make_ready))[-2]
             if found.ntuples:  # else it has waited for another's claim, which that statement cannot see
@@ -159,9 +157,7 @@ class PostgreSQLStore(SentStore):
 
     def _end_with_commit(self, prepared: Prepared, lost: str) -> Script[Sequence[PGresult]]:
         """The last statement of a run, and COMMIT. The work is not to be lost because a statement is not prepared."""
-        script = PgScript(  # it begins if there was no work
-            _SAVEPOINT, prepared, ";COMMIT", _Missed, counted=1, begin=_BEGIN, as_text=True
-        )
+        script = PgScript(_SAVEPOINT, prepared, ";COMMIT", _Missed, counted=1, begin=_BEGIN)  # if there was no work
         try:
             try:
                 return (yield script)  # type: ignore[no-any-return]

@@ -1,7 +1,13 @@
 """What is stored comes back as it was, on every database; what cannot be stored is refused by name."""
 
+from typing import Any
+
 import pytest
 
+from participant_sdk.databases import postgresql_script
+from participant_sdk.databases.database import Script
+from participant_sdk.databases.postgresql_pipeline import send_simple
+from participant_sdk.databases.postgresql_script import PgScript, Prepared
 from participant_sdk.idempotency.errors import ScopeMissing
 from participant_sdk.idempotency.record import Answer, Codec, Fingerprint, Record, State
 from participant_sdk.idempotency.store import Outcome
@@ -30,6 +36,52 @@ async def test_odd_text(world: World) -> None:
             await transaction.commit()
         record = await world.read(atomic.key_hash)
         assert (record.tenant, record.operation, record.reason) == (ODD, ODD, ODD)
+
+
+@pytest.mark.parametrize("flavour", ["postgres-sync", "postgres-async"], indirect=True)
+async def test_arguments_within_the_text_of_a_query_arrive_as_they_are(world: World) -> None:
+    name, query, texts = b"tricord_odd", b"SELECT $1, $2, $3", (25, 25, 25)
+
+    def script(setting: str) -> Script[list[bytes | None]]:
+        yield PgScript(f"SET LOCAL standard_conforming_strings = {setting};", begin="BEGIN;")
+        yield PgScript("", lead=[Prepared(name, query, texts, None)])
+        executed = Prepared(name, query, texts, (ODD, "plain", None))
+        (found,) = yield PgScript("", executed, as_text=True)
+        yield PgScript("DEALLOCATE tricord_odd;ROLLBACK")
+        return [found.get_value(0, column) for column in range(3)]
+
+    for setting in ("on", "off"):
+        async with world.transaction() as transaction:
+            assert await transaction.run(script(setting)) == [ODD.encode(), b"plain", None]
+
+
+@pytest.mark.parametrize("flavour", ["postgres-sync"], indirect=True)
+async def test_nothing_of_the_users_stands_in_a_statements_text(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server logs it if it fails."""
+    sent: list[bytes] = []
+
+    def noted(connection: Any, text: bytes) -> Any:
+        sent.append(text)
+        return send_simple(connection, text)
+
+    monkeypatch.setattr(postgresql_script, "send_simple", noted)
+    secret = "secret-of-acme"
+    outcome = Outcome(
+        State.SUCCEEDED, Answer(Codec.HTTP, 201, ((b"location", secret.encode()),), secret.encode()), 1_000
+    )
+    claim, atomic = claim_of(tenant=secret, operation=secret), claim_of(tenant=secret, operation=secret)
+    held = await world.claimed(claim)
+    async with world.transaction() as transaction:
+        await transaction.run(world.store.complete(held, outcome, commit=True))
+        await transaction.commit()
+    async with world.transaction() as transaction:
+        await transaction.run(world.store.meet(atomic.key_hash, 100))
+        await transaction.run(world.store.write(atomic, None, outcome, commit=True))
+        await transaction.commit()
+    said = b" ".join(sent)
+    assert atomic.key_hash.hex().encode() in said  # which says nothing
+    assert secret.encode() not in said
+    assert secret.encode().hex().encode() not in said
 
 
 async def test_tenants_that_differ_in_case_or_spaces_are_kept_apart(world: World) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import Dialect, Engine, create_engine
+from sqlalchemy import Dialect, Engine, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 _first: Final[dict[tuple[object, ...], tuple[Dialect, Any]]] = {}
@@ -27,6 +27,21 @@ def async_engine(url: str, **options: Any) -> AsyncEngine:
     engine = create_async_engine(url, **options)
     _share(engine.sync_engine, options)
     return engine
+
+
+def prepared_on(engine: Engine | AsyncEngine) -> list[str]:
+    """The names of what is prepared on a PostgreSQL connection, of each that is given back to the pool from now on."""
+    prepared: list[str] = []
+
+    def look(connection: Any, record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("SELECT name FROM pg_prepared_statements")
+        prepared.extend(name for (name,) in cursor.fetchall())
+        cursor.close()
+        connection.rollback()
+
+    event.listen(getattr(engine, "sync_engine", engine).pool, "checkin", look)
+    return prepared
 
 
 def _share(engine: Engine, options: dict[str, Any]) -> None:

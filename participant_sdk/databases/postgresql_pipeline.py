@@ -63,11 +63,7 @@ def _results(pgconn: PGconn) -> PQGen[list[PGresult]]:
     """
     results: list[PGresult] = []
     try:
-        if pgconn.flush():
-            yield from generators.send(pgconn)  # which takes in what comes meanwhile
-        else:
-            yield Wait.R
-            pgconn.consume_input()
+        yield from _sent(pgconn)
         while True:
             while pgconn.is_busy():
                 yield Wait.R
@@ -86,11 +82,7 @@ def _results_of_pipeline(pgconn: PGconn, count: int) -> PQGen[list[PGresult]]:
     results: list[PGresult] = []
     ended = True
     try:
-        if pgconn.flush():
-            yield from generators.send(pgconn)
-        else:
-            yield Wait.R
-            pgconn.consume_input()
+        yield from _sent(pgconn)
         while len(results) <= count:  # the last one is that of the pipeline itself
             while ended and pgconn.is_busy():
                 yield Wait.R
@@ -113,6 +105,15 @@ def _results_of_pipeline(pgconn: PGconn, count: int) -> PQGen[list[PGresult]]:
     if (failed := _up_to_error(results)) is None:
         raise psycopg.OperationalError("the connection was lost while a pipeline was under way")
     return failed
+
+
+def _sent(pgconn: PGconn) -> PQGen[None]:
+    """All has been sent, and something may have come."""
+    if pgconn.flush():
+        yield from generators.send(pgconn)  # which takes in what comes meanwhile
+    else:
+        yield Wait.R
+        pgconn.consume_input()
 
 
 def _up_to_error(results: Sequence[PGresult]) -> list[PGresult] | None:

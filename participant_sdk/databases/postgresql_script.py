@@ -162,7 +162,7 @@ class PgScript:
             lead = "".join(part if isinstance(part, str) else f"{_text(part)};" for part in self.lead)
             last = "" if self.prepared is None else _text(self.prepared)
             script = f"{begin}{self.before}{lead}{last}{self.after}"
-            return send_simple(raw.pgconn, script.encode() if script.isascii() else script.encode(_encoding(raw)))
+            return send_simple(raw.pgconn, _encoded(script, raw))
         commands = [*_commands(begin), *_commands(self.before)]
         for part in self.lead:
             commands += _commands(part) if isinstance(part, str) else (_command(part, in_full, raw),)
@@ -279,29 +279,27 @@ def _commands(text: str) -> tuple[Command, ...]:
 
 
 def _text(prepared: Prepared) -> str:
-    """What runs it. Arguments are literals that mean the same whatever the server's settings."""
-    arguments = [
-        "NULL"
-        if each is None
-        else f"'{each}'"
-        if "'" not in each and "\\" not in each
-        else "E'" + each.replace("\\", "\\\\").replace("'", "''") + "'"
-        for each in prepared.arguments or ()
-    ]
-    return f"EXECUTE {prepared.name.decode()}({','.join(arguments)})"
+    """What runs it."""
+    return f"EXECUTE {prepared.name.decode()}({','.join(map(_literal, prepared.arguments or ()))})"
+
+
+def _literal(argument: str | None) -> str:
+    """Means the same whatever the server's settings."""
+    if argument is None:
+        return "NULL"
+    return "E'" + argument.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 def _command(prepared: Prepared, in_full: bool, raw: Any) -> Command:
     if prepared.arguments is None:
         return prepared.name, prepared.sql, None, prepared.types
-    arguments = [
-        argument if argument is None else argument.encode() if argument.isascii() else argument.encode(_encoding(raw))
-        for argument in prepared.arguments
-    ]
+    arguments = [None if argument is None else _encoded(argument, raw) for argument in prepared.arguments]
     return None if in_full else prepared.name, prepared.sql, arguments, prepared.types
 
 
-def _encoding(raw: Any) -> str:
-    """How the server expects text. One that takes anything is given UTF-8, as by psycopg."""
+def _encoded(text: str, raw: Any) -> bytes:
+    """As the server expects it. One that takes anything is given UTF-8, as by psycopg."""
+    if text.isascii():
+        return text.encode()
     name: str = raw.info.encoding
-    return "utf-8" if name == "ascii" else name
+    return text.encode("utf-8" if name == "ascii" else name)

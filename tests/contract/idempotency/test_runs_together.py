@@ -14,6 +14,7 @@ from participant_sdk.idempotency.record import Answer, Record, State
 from participant_sdk.idempotency.replay import Replay
 from tests.contract.idempotency.runs_world import ANSWER, ATOMIC, LEASED, MODES, Desk, desk_of, request_of, until
 from tests.contract.idempotency.world import World
+from tests.engines import prepared_on
 
 modes = pytest.mark.parametrize("operation", MODES, ids=lambda operation: operation.mode.value)
 PATIENT = 60.0
@@ -63,17 +64,8 @@ async def test_nothing_is_prepared_where_the_driver_may_not(world: World) -> Non
     """As behind a pooler that gives each transaction another connection."""
     if not world.is_postgres:
         pytest.skip("only psycopg prepares")
-    prepared: list[str] = []
     engine = world.make_engine(connect_args={"prepare_threshold": None})
-
-    def look(connection: Any, record: Any) -> None:
-        cursor = connection.cursor()
-        cursor.execute("SELECT name FROM pg_prepared_statements")
-        prepared.extend(name for (name,) in cursor.fetchall())
-        cursor.close()
-        connection.rollback()
-
-    event.listen(getattr(engine, "sync_engine", engine).pool, "checkin", look)
+    prepared = prepared_on(engine)
     async with desk_of(world, engine=engine) as desk:
         for operation in MODES:
             request = request_of(operation.mode.value)

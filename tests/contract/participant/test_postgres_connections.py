@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import event, text
 
 from tests.contract.participant.world import CANCEL, CONFIRM, DONE, REFUSED, TRY, UNKNOWN, World, new_xid, opened
+from tests.engines import prepared_on
 
 FLAVOURS = ["postgres-sync", "postgres-async"]
 
@@ -46,16 +47,7 @@ class TestPrepared:
     @pytest.mark.parametrize("world", [{"connect_args": {"prepare_threshold": None}}], indirect=True)
     async def test_nothing_is_prepared_where_the_driver_may_not(self, world: World) -> None:
         """As behind a pooler that gives each transaction another connection."""
-        prepared: list[str] = []
-
-        @event.listens_for(getattr(world.engine, "sync_engine", world.engine), "checkin")
-        def look(connection: Any, record: Any) -> None:
-            cursor = connection.cursor()
-            cursor.execute("SELECT name FROM pg_prepared_statements")
-            prepared.extend(name for (name,) in cursor.fetchall())
-            cursor.close()
-            connection.rollback()
-
+        prepared = prepared_on(world.engine)
         await every_phase(world)
         assert prepared == []
 
